@@ -23,7 +23,7 @@ def hosts_parser() -> argparse.ArgumentParser:
         "such a host only if they have no spare one.",
         "  distrain hosts\n  distrain hosts --forgive beta\n  distrain hosts --forgive all",
     )
-    parser.add_argument("--forgive", metavar="HOST", help="forget the troubles of this host, or of `all`")
+    parser.add_argument("--forgive", metavar="HOST", help="clear the record of this host (`all`: of every host)")
     parsers.add_json(parser)
     return parser
 

@@ -92,7 +92,7 @@ def clean_parser() -> argparse.ArgumentParser:
     parser = parsers.make_parser(
         "clean",
         "Delete runs that have ended, with their checkpoints and logs. Running ones are never deleted, and neither is "
-        "anything that is not a run. Without states, it deletes all that have ended; without options, it shows them.",
+        "anything that is not a run. Without --failed and the like, all states match; without any option, nothing is deleted.",
         "  distrain clean --older-than 30d --dry-run\n  distrain clean --failed --stopped --older-than 7d\n"
         "  distrain clean ~/runs --killed --yes",
     )
@@ -100,7 +100,7 @@ def clean_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--older-than", metavar="AGE", type=_seconds, help="only those that ended so long ago: 12h, 7d, 4w")
     for state in (FAILED, FINISHED, STOPPED, KILLED):
-        add(f"--{state}", dest="states", action="append_const", const=state, help=f"only those that are {state}")
+        add(f"--{state}", dest="states", action="append_const", const=state, help=f"only {state} runs")
     add("--dry-run", action="store_true", help="show what would be deleted; delete nothing")
     add("--yes", action="store_true", help="do not ask")
     return parser

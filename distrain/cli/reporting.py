@@ -112,7 +112,7 @@ def _parts(run: Run) -> Iterator[tuple[str, Callable[[], str]]]:
 
 def _text_of(run: Run, name: str) -> str:
     if name.endswith((".pickle", ".gz")):
-        raise DistrainError("secrets in it cannot be masked; look into it before you send it, too")
+        raise DistrainError("secrets in it can't be masked; check it before you send it")
     if name.endswith(".jsonl"):
         data = b"".join(read_with(run.location / name, partial(last_lines, most=_LINES)))
     else:

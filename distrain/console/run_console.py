@@ -85,8 +85,8 @@ class RunConsole:
         if nan and not self._has_warned_of_nan:
             self._has_warned_of_nan = True
             warn(
-                f"{nan[0]} of rank {report.rank} is nan in report {report.number}. Usually the learning rate is "
-                "too high, or gradients need clipping. If a bad batch is to blame, go back and leave it out: "
+                f"rank {report.rank} reported {nan[0]}=nan in report {report.number}. Common causes: the learning rate "
+                "is too high, or gradients need clipping. If it is a bad batch, go back and skip it: "
                 f"FailureConfig(on_nan='rollback', nan_metric={nan[0]!r})"
             )
 

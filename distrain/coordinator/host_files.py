@@ -343,8 +343,8 @@ def _found_by(find: Callable[[], Project | None]) -> Project | str | None:
 def _warn_of_left_files(host: str, folder: str, why: str | None) -> None:
     if why is not None:
         warn(
-            f"files that ranks have written stay on {host}, in {folder}: {why}. Copy them yourself; or, if the run "
-            f"continues on {host}, they come then"
+            f"files written by ranks are still on {host}, in {folder}: {why}. Copy them yourself, or they are copied "
+            f"when the run next uses {host}"
         )
 
 

@@ -177,7 +177,7 @@ class _Mailbox:
             try:
                 self._thread.start()
             except RuntimeError as error:
-                warn(f"{self._name} is off: {error}; raise the limit on processes (ulimit -u, or pids.max)")
+                warn(f"{self._name} is disabled: {error}; raise the limit on processes (ulimit -u, or pids.max)")
                 self.close()
 
     def wait(self, deadline: float) -> bool:

@@ -320,7 +320,9 @@ class ReportHandler:
         whole = [saved.index for saved in self._store.committed if saved.step < first]
         if lacking := self._store.disown(rank, after=max([self._start, *whole])):
             names = ", ".join(saved.path.name for saved in lacking)
-            warn(f"the run will not continue from {names}: rank {rank} saves checkpoints, too, and they lack its files")
+            warn(
+                f"{names} won't be used for restarts: the files of rank {rank} are missing, which saves checkpoints too"
+            )
             latest = self._store.latest
             self._memory.drop_others()
             self._on_commit(None if latest is None else str(latest.path))
@@ -352,7 +354,7 @@ class ReportHandler:
         for one in slow[:_MOST_SLOW_SHOWN]:
             warn(str(one))
         if more := slow[_MOST_SLOW_SHOWN:]:
-            warn(f"{name_ranks([one.rank for one in more])} became slow at the same time, but less")
+            warn(f"{name_ranks([one.rank for one in more])} also became slow, but less so")
         for one in slow:
             self._observers.tell(one)
 

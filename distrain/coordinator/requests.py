@@ -123,8 +123,8 @@ def ask(paths: RunPaths, word: str, argument: str = "") -> str:
             break
         if time.monotonic() > deadline:
             raise StorageError(
-                f"the run in {paths.root} did not answer within {REQUEST_TIMEOUT_S:g} s; if it began with an older "
-                f"distrain, that may not know `distrain {word}`"
+                f"the run in {paths.root} did not answer within {REQUEST_TIMEOUT_S:g} s; if an older distrain "
+                f"started it, that version may not support `distrain {word}`"
             )
         time.sleep(0.02)
     answer.unlink()

@@ -70,7 +70,7 @@ def refuse_after_stop() -> None:
     """
     if _stopped_by:
         raise PreemptionError(
-            f"this process starts no further run because {_stopped_by[0]} has stopped an earlier one; let "
-            "PreemptionError end a sweep that catches errors, or call fit() in a new process",
+            f"{_stopped_by[0]} stopped an earlier run, so this process won't start another; in a sweep, don't catch "
+            "PreemptionError, or call fit() in a new process",
             exit_code=exit_code(_stopped_by[0]),
         )

@@ -120,7 +120,7 @@ class TablePass:
             if count == size or not self.options.drop_last:
                 yield block, count, None
         if rows:
-            raise DataError(f"{rows} rows fewer were read than it has")
+            raise DataError(f"read {rows} rows too few")
 
     def took(self, rows: int, note: Any) -> None:
         """Note that train_func has got the next batch."""

@@ -141,7 +141,7 @@ class HostChecks:
     def connection_findings(self) -> list[Finding]:
         """Return one finding for each host that others cannot connect to, as far as the hosts have answered."""
         found = [
-            Finding(host, f"it has no address that other hosts can use: {opened.failed}; name it by such an address")
+            Finding(host, f"other hosts can't reach it: {opened.failed}; put a reachable address in the hostfile")
             for host, opened in self._ports.items()
             if opened.failed is not None
         ]

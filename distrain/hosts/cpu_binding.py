@@ -43,8 +43,8 @@ def bind(cpus: Mapping[int, int], nodes: Sequence[int]) -> list[frozenset[int]]:
     for rank, node in enumerate(nodes):
         if node not in cpus.values():
             raise ValueError(
-                f"numa_binding='node': local rank {rank} belongs on NUMA node {node}, of whose CPUs this host may use "
-                f"none, only some of the nodes {sorted(set(cpus.values()))}. Ask the scheduler or container for CPUs "
+                f"numa_binding='node': local rank {rank} belongs on NUMA node {node}, but this process may only use "
+                f"CPUs of nodes {sorted(set(cpus.values()))}. Ask the scheduler or container for CPUs "
                 "near each GPU, hide the GPUs if they are not needed (CUDA_VISIBLE_DEVICES), or leave numa_binding out"
             )
     return [frozenset(number for number, its in cpus.items() if its == node) for node in nodes]

@@ -70,7 +70,7 @@ class StorageExecutor:
         probe = run / f".probe-{uuid.uuid4().hex}"
         probe.write_bytes(b"distrain")
         if probe.read_bytes() != b"distrain":
-            raise OSError(f"{probe} has other contents than those that were written")
+            raise OSError(f"{probe} read back different bytes than were written")
         probe.remove()
 
     # -- checkpoints ----------------------------------------------------------------------------------------------

@@ -304,7 +304,7 @@ def test_two_threads_cannot_train_here_at_once(local: Local) -> None:
     thread.start()
     assert began.wait(60)
     try:
-        with pytest.raises(LaunchError, match="while another thread trains in this process"):
+        with pytest.raises(LaunchError, match="another thread is already training in this process"):
             local(lambda: None)
         assert local(lambda: "in a worker", workers=1).return_value == "in a worker"
     finally:

@@ -320,7 +320,7 @@ def sweep(trial):
     running.wait_for("trains-0")
     running.ask(signal.SIGTERM)
     code, output, _ = running.end()
-    refused = "PreemptionError this process starts no further run because SIGTERM has stopped an earlier one; "
+    refused = "PreemptionError SIGTERM stopped an earlier run, so this process won't start another; "
     assert "TRIAL 0 PreemptionError the run was stopped by SIGTERM" in output
     assert output.count(refused) == 2
     assert output.count("distrain: starting") + output.count("distrain: training") == 1

@@ -60,7 +60,7 @@ def idle_s() -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise ValueError(f"{_VARIABLE}={text!r}: it is the seconds for which a forkserver is kept, 0 for none")
+        raise ValueError(f"{_VARIABLE}={text!r}: must be the number of seconds to keep a forkserver (0: none)")
     return seconds
 
 

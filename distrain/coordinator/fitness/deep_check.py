@@ -125,7 +125,7 @@ class DeepCheck:
             error = f"{host}: {answer.failed}" if answer.failed else ""
             self.found.add_pair(hosts, answer.results or {"send": 0.0}, error)
         elif answer.failed is not None:
-            self.report(Finding(host, f"cannot measure it: {answer.failed}; it needs torch there", is_fatal=False))
+            self.report(Finding(host, f"can't measure this host: {answer.failed}; install torch there", is_fatal=False))
         elif host not in self.found.hosts:
             self.found.hosts[host], self._ports[host] = Fitness(answer.model), answer.port
         else:

@@ -38,9 +38,9 @@ def with_bad_hosts_last(transports: Sequence[Transport], scaling: ScalingConfig)
     good = [one for one in transports if one.host.name not in troubles]
     is_enough = _slots_used(good, scaling) >= scaling.max_workers
     for host in (one.host.name for one in bad):
-        use = "used only if another host is lost" if is_enough else "used, because there is no spare host"
+        use = "it is now a spare host" if is_enough else "it is used because there is no other host"
         where = f"{troubles[host]['run']} ({troubles[host]['what']})"
-        warn(f"{host} was bad in {where}, and is {use}; `distrain hosts` lists such hosts")
+        warn(f"{host} had problems in {where}; {use}. `distrain hosts` lists such hosts")
     return [*good, *bad] if is_enough else transports
 
 

@@ -46,8 +46,8 @@ def only_one() -> Iterator[None]:
     """Raise LaunchError if another thread trains in this process."""
     if not _training_here.acquire(blocking=False):
         raise LaunchError(
-            "fit() with num_workers=0 was called while another thread trains in this process, which has only one "
-            "environment; call one after the other, or let them start workers (num_workers=1)"
+            "another thread is already training in this process; with num_workers=0, call fit() one after the other, or "
+            "use num_workers=1"
         )
     try:
         yield

@@ -304,7 +304,9 @@ class RemoteStore(RunStore):
             if problem is None:
                 _delete_spool(self.paths.root)
             else:
-                warn(f"metrics, logs and the end of this run are only in {self.paths.root}: {problem}")
+                warn(
+                    f"couldn't upload metrics, logs and the final status; they are only in {self.paths.root}: {problem}"
+                )
         finally:
             super().close()
 

@@ -91,9 +91,7 @@ class RunDirectory:
             file.write(content)
             file.seek(0)
             if file.read() != content:
-                raise OSError(
-                    errno.EIO, "a file has other contents than those that were written", str(self._paths.reserve)
-                )
+                raise OSError(errno.EIO, "a file read back different bytes than were written", str(self._paths.reserve))
 
     def check_same(self) -> None:
         """Raise OSError if the directory was unmounted, moved or deleted, so that no run continues in a new one."""

@@ -120,7 +120,7 @@ def test_a_report_has_what_helps_and_neither_secrets_nor_checkpoints(
     shown = capsys.readouterr().out
     assert shown.startswith("wrote distrain-report-run.tar.gz (")
     assert "  error.json\n" in shown
-    left_out = "secrets in it cannot be masked; look into it before you send it, too"
+    left_out = "secrets in it can't be masked; check it before you send it"
     assert f"left out: evidence/attempt_0/memory/rank_0.pickle: {left_out}\n" in shown
     assert "Look through it before you send it." in shown
 

@@ -430,7 +430,7 @@ def test_a_metric_that_becomes_nan_is_named_once(capsys: Console) -> None:
     for index, loss in enumerate((1.0, math.inf, math.nan, math.nan), 1):
         report(observers, index, {"train": {"loss": loss}})
     [line] = [line for line in capsys.readouterr().err.splitlines() if "nan" in line and "report 3" in line]
-    assert line.startswith("distrain: train/loss of rank 0 is nan in report 3. Usually the learning rate is")
+    assert line.startswith("distrain: rank 0 reported train/loss=nan in report 3. Common causes: the learning rate is")
     assert "FailureConfig(on_nan='rollback', nan_metric='train/loss')" in line
 
 

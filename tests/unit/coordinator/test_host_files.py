@@ -566,4 +566,4 @@ def test_files_that_a_lost_host_has_kept_are_named(capsys: pytest.CaptureFixture
     capsys.readouterr()
     lab.files.warn_of_lost(["a", "b", "c"])
     [line] = capsys.readouterr().err.splitlines()
-    assert "files that ranks have written stay on b, in /cache/b/files: the host is lost" in line
+    assert "files written by ranks are still on b, in /cache/b/files: the host is lost" in line

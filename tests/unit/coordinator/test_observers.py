@@ -245,7 +245,7 @@ def test_without_a_thread_nobody_waits_for_an_observer(monkeypatch: pytest.Monke
     observers.end(ended())
     assert time.monotonic() - began < 3.0
     assert recorder.story[-1] == ("end", RESULT, None)
-    assert capsys.readouterr().err.count("is off: can't start new thread") == 2
+    assert capsys.readouterr().err.count("is disabled: can't start new thread") == 2
 
 
 def test_an_observer_that_always_hears_something_is_idle_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,7 +241,7 @@ def test_a_host_that_cannot_open_a_port_is_reported_and_nobody_connects_to_it() 
     }  # fmt: skip
     [found] = checks.connection_findings()
     assert found.host == "b"
-    assert "it has no address that other hosts can use: Network is unreachable" in found.text
+    assert "other hosts can't reach it: Network is unreachable" in found.text
 
 
 def test_a_host_that_is_lost_is_not_waited_for() -> None:

@@ -31,9 +31,7 @@ def test_a_rank_gets_the_cpus_of_its_node(tmp_path: Path) -> None:
 def test_only_cpus_that_may_be_used_are_taken(tmp_path: Path) -> None:
     cpus = cpus_of(EPYC, tmp_path, {1, 17, 2, 9})
     assert bind(cpus, [0, 0, 2]) == [{1, 2, 17}, {1, 2, 17}, {9}]
-    problem = (
-        r"local rank 1 belongs on NUMA node 1, of whose CPUs this host may use none, only some of the nodes \[0, 2\]"
-    )
+    problem = r"local rank 1 belongs on NUMA node 1, but this process may only use CPUs of nodes \[0, 2\]"
     with pytest.raises(ValueError, match=problem):
         bind(cpus, [0, 1])
 
