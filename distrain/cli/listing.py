@@ -92,7 +92,7 @@ def clean_parser() -> argparse.ArgumentParser:
     parser = parsers.make_parser(
         "clean",
         "Delete runs that have ended, with their checkpoints and logs. Running ones are never deleted, and neither is "
-        "anything that is not a run. Without --failed and the like, all states match; without any option, nothing is deleted.",
+        "anything that is not a run. Without --failed and the like, all states match; without options, it only lists.",
         "  distrain clean --older-than 30d --dry-run\n  distrain clean --failed --stopped --older-than 7d\n"
         "  distrain clean ~/runs --killed --yes",
     )

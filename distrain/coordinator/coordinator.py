@@ -707,9 +707,7 @@ class Coordinator:
             self._host_files.bring_back(host)  # one after the other, because they may have files of the same names
             self._await_writing(lambda: not self._host_files.is_delivering)
             if self._host_files.is_delivering:
-                warn(
-                    "some files written by ranks are still on other hosts; they are copied when the run next uses those hosts"
-                )
+                warn("some files of ranks are still on other hosts; they are copied when the run next uses those hosts")
                 break
         if self.machine.plan is not None:
             self._host_files.warn_of_lost(self.machine.plan.hosts)

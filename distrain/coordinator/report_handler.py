@@ -320,9 +320,7 @@ class ReportHandler:
         whole = [saved.index for saved in self._store.committed if saved.step < first]
         if lacking := self._store.disown(rank, after=max([self._start, *whole])):
             names = ", ".join(saved.path.name for saved in lacking)
-            warn(
-                f"{names} won't be used for restarts: the files of rank {rank} are missing, which saves checkpoints too"
-            )
+            warn(f"{names} won't be used for restarts: rank {rank} saves checkpoints too, and its files are missing")
             latest = self._store.latest
             self._memory.drop_others()
             self._on_commit(None if latest is None else str(latest.path))

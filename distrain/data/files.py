@@ -210,9 +210,7 @@ class FileSource(TableSource):
                 deque(self._scan([block], 0, int(self.block_rows[block])), maxlen=0)
             raise DataError(f"cannot read {self._names(blocks)}: {error}") from error
         if count:
-            raise DataError(
-                f"{self._names(blocks)} has {count} fewer rows than when it was opened: the file has changed"
-            )
+            raise DataError(f"{self._names(blocks)} has {count} fewer rows than when it was opened: it has changed")
 
     def _dataset_of(self, blocks: Sequence[int]) -> Any:
         whole, fragments = self._dataset, [self._blocks[0][block] for block in blocks]

@@ -45,10 +45,7 @@ _training_here = threading.RLock()
 def only_one() -> Iterator[None]:
     """Raise LaunchError if another thread trains in this process."""
     if not _training_here.acquire(blocking=False):
-        raise LaunchError(
-            "another thread is already training in this process; with num_workers=0, call fit() one after the other, or "
-            "use num_workers=1"
-        )
+        raise LaunchError("another thread is already training in this process; run them in turn, or use num_workers=1")
     try:
         yield
     finally:

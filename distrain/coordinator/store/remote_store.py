@@ -304,9 +304,7 @@ class RemoteStore(RunStore):
             if problem is None:
                 _delete_spool(self.paths.root)
             else:
-                warn(
-                    f"couldn't upload metrics, logs and the final status; they are only in {self.paths.root}: {problem}"
-                )
+                warn(f"couldn't upload metrics, logs and the final status, which are in {self.paths.root}: {problem}")
         finally:
             super().close()
 

@@ -99,7 +99,7 @@ def test_storage_that_goes_for_good_in_the_middle_is_an_error_that_says_how_to_g
         one_fit(train, {"wait_at": 1, "until": str(go)}, name="run")
     assert f"run:        {bucket.url}/run" in str(raised.value)
     [kept] = Path(tempfile.gettempdir()).glob("distrain-*/spool/*/run")
-    assert f"metrics, logs and the end of this run are only in {kept}" in capsys.readouterr().err
+    assert f"metrics, logs and the final status, which are in {kept}" in capsys.readouterr().err
     bucket.door.open()
     assert bucket.committed("run") == ["checkpoint_000000"]
     assert one_fit(train, {}, name="run").return_value == 1
