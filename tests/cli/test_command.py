@@ -140,7 +140,7 @@ def test_commands_look_for_runs_where_the_config_file_says(distrain: Command, tm
     for place, name in (((), "run"), (("--on", "lab"), "other"), (("--storage-path", "lab"), "other")):
         assert [one["name"] for one in json.loads(distrain("ls", "--json", *place).stdout)["runs"]] == [name]
         assert distrain("show", "last", *place).stdout.startswith(f"{name}: finished")
-        assert f"\n{name}" in f"\n{distrain('clean', '--finished', '--dry-run', *place).stdout}"
+        assert f"\n{name}" in f"\n{distrain('clean', '--finished', *place).stdout}"
     assert distrain("ls", "--on", "new").stderr == f"there are no runs in {tmp_path / 'new'}\n"
     assert "no such target in distrain.toml: on; did you mean lab?" in distrain("ls", "--on", "lap").stderr
     Path("distrain.toml").write_text("[")
@@ -175,7 +175,7 @@ def test_a_list_fits_the_terminal(
     assert max(map(len, shown)) == columns
     assert shown[1].startswith("train-2026-11-24_01-02-03-000000  finished")
     assert ("SCRIPT" in shown[0]) == (columns == 120)
-    assert shown[-1] == "... and 9 older ones; --all lists them"
+    assert shown[-1] == "... and 9 more; --all lists them"
     assert max(map(len, distrain("show", "last", "--storage-path", str(tmp_path)).stdout.splitlines())) <= columns
 
 

@@ -209,7 +209,7 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
     "report": _command("report", "{run}", "-o", "{target}/report.tar.gz"),
     "page": _command("page", "{run}", "-o", "{target}/page.html"),
     "page in the run": _command("page", "{run}"),
-    "clean": _command("clean", "--dry-run", "{storage}"),
+    "clean": _command("clean", "{storage}"),
     "board": _board,
     "runs": lambda run, target: runs(run.parent),
     "from_path": lambda run, target: Result.from_path(run),
