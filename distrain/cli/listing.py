@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_WIDE = 100
-"""Columns of a terminal from which on the script and the hosts are shown."""
-_LONGEST = 24
-"""Characters of a setting or a note, and the room that is left for the metrics."""
+_LONGEST, _LEAST = 32, 16
+"""Characters of a setting or a note at most, and of the metrics at least."""
 
 
 def ls_parser() -> argparse.ArgumentParser:
@@ -85,34 +83,36 @@ def _best(runs: Sequence[Run], metric: str) -> dict[str, float]:
 
 
 def _print_table(runs: Sequence[Run], columns: int | None, best: tuple[str, dict[str, float]] | None) -> None:
-    heads = ["NAME", "STATE", "AGE", "RANKS", "SCRIPT", "HOSTS", "LAST METRICS"]
+    """Print what fits: name and state, the best value, and of the other columns the first ones."""
     start = len(os.path.commonprefix([run.path for run in runs]).rpartition("/")[0]) + 1  # noqa: RUF071 - URLs, too
-    rows = [heads, *(_row(run, start, time.time()) for run in runs)]
-    if columns is not None and columns < _WIDE:
-        rows = [row[:4] + row[6:] for row in rows]
-    extra = [["NOTE", *(str(run.notes) for run in runs)]] if any(run.notes != Notes() for run in runs) else []
+    longest = len(runs[0].path) if columns is None else max(columns // 2, *(len(run.name) for run in runs))
+    names = [run.path[start:] if len(run.path) - start <= longest else f"…{run.path[1 - longest :]}" for run in runs]
+    now, heads = time.time(), ["NAME", "STATE", "LAST METRICS"]
+    rows = [heads, *([name, coloured(run.state), _metrics(run)] for name, run in zip(names, runs, strict=True))]
+    more = [
+        ["AGE", *(age(now - run.began) if run.began else "" for run in runs)],
+        ["RANKS", *(str(run.ranks or "") for run in runs)],
+    ]
+    if any(run.notes != Notes() for run in runs):
+        more.append(["NOTE", *(str(run.notes) for run in runs)])
     for name, values in differing([run.settings for run in runs]).items():
         if len({str(value) for value in values if value is not None}) > 1:  # scripts have settings of their own
-            extra.append([printable(name), *("" if value is None else number(value) for value in values)])
+            more.append([printable(name), *("" if value is None else number(value) for value in values)])
+    more.append(["SCRIPT", *(run.script for run in runs)])
+    more.append(["HOSTS", *(",".join(run.hosts) if len(run.hosts) <= 2 else f"{len(run.hosts)} hosts" for run in runs)])
     if best is not None:
-        extra.insert(0, [best[0], *(number(best[1].get(run.path, "")) for run in runs)])
-    for column in extra:
+        more.insert(0, [best[0], *(number(best[1].get(run.path, "")) for run in runs)])
+    used = sum(max(width_of(row[n]) for row in rows) + 2 for n in (0, 1)) + _LEAST
+    for column in more:
         cells = [cut(cell, _LONGEST) for cell in column]
-        width = sum(max(map(width_of, one)) + 2 for one in [*zip(*rows, strict=True)][:-1]) + max(map(len, cells)) + 2
-        if columns is None or width + _LONGEST <= columns:
+        width = max(map(len, cells)) + 2
+        if columns is None or used + width <= columns or (best and column is more[0]):
+            used += width
             for row, cell in zip(rows, cells, strict=True):
                 row.insert(-1, cell)
-    echo("\n".join(table(rows, columns, right=(2, 3))))
+    echo("\n".join(table(rows, columns, right=[n for n, head in enumerate(heads) if head in ("AGE", "RANKS")])))
 
 
-def _row(run: Run, start: int, now: float) -> list[str]:
+def _metrics(run: Run) -> str:
     record = None if run.problem else run.last_report()
-    return [
-        run.path[start:],
-        coloured(run.state),
-        age(now - run.began) if run.began else "",
-        str(run.ranks or ""),
-        run.script,
-        ",".join(run.hosts) if len(run.hosts) <= 2 else f"{len(run.hosts)} hosts",
-        run.problem if record is None else metrics_line(record["metrics"]),
-    ]
+    return run.problem if record is None else metrics_line(record["metrics"])

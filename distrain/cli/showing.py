@@ -197,7 +197,7 @@ def run_compare(options: argparse.Namespace) -> int:
     runs = [find_run(given, storage) for given in (options.run, *options.others)]
     code = [{"state": run.state, "command": command_of(run), "git": run.manifest.get("git")} for run in runs]
     settings = differing([{**flatten(one), **run.settings} for one, run in zip(code, runs, strict=True)])
-    metrics = differing([Facts(run, run.location).last_metrics for run in runs])
+    metrics = differing([Facts(run, run.location).reports.last_metrics for run in runs])
     if options.json:
         write_json("compare", runs=[info_of(run) for run in runs], settings=settings, metrics=metrics)
         return 0

@@ -9,7 +9,6 @@ from distrain.page.reports import DAMAGE, Reports
 from distrain.storage import names
 from distrain.storage.lines import MOST_OF_LINES, read_events, read_metrics
 from distrain.storage.runs.details import checkpoints_of, error_of, evidence_of, newest_in_memory, verdict
-from distrain.system.text import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,12 +45,6 @@ class Facts:
         self.notes += [text for text in texts if not text.startswith("skipped line")]
         if damaged := sum(text.startswith("skipped line") for text in texts):
             self.notes.append(f"{damaged:,} damaged lines of {names.METRICS} were skipped")
-
-    @property
-    def last_metrics(self) -> dict[str, Any]:
-        """The metrics of the last report, and the last value of each that is not in it, as of an evaluation."""
-        last = flatten(self.reports.last["metrics"]) if self.reports.last else {}
-        return last | {n: curve.last[1] for n, curve in self.reports.curves.items() if curve.last and n not in last}
 
     def _all_of(self, read: Callable[[], Iterable[Any]]) -> list[Any]:
         try:

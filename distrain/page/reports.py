@@ -116,6 +116,12 @@ class Reports:
                 self.times.add(step, moment)
                 self._add_to_curves(step, metrics)
 
+    @property
+    def last_metrics(self) -> dict[str, Any]:
+        """Rank 0's last metrics, and the last value of each that is not among them, as of an evaluation."""
+        last = flatten(self.last["metrics"]) if self.last else {}
+        return last | {name: one.last[1] for name, one in self.curves.items() if one.last and name not in last}
+
     def best(self, metric: str) -> float | None:
         """Return the lowest value of a loss or an error, else the highest; None without one."""
         curve = self.curves.get(metric)

@@ -45,12 +45,12 @@ def live(tmp_path: Path) -> Iterator[Run]:
         yield run
 
 
-def changed(board: Board, since: int = 0, metric: str | None = "loss") -> dict[str, dict[str, Any]]:
+def changed(board: Board, since: int = 0, *metrics: str) -> dict[str, dict[str, Any]]:
     """Return the rows that have changed, after everything was read, by name."""
     board.look()
     while board.read(1.0):
         pass
-    return {row["name"]: row for row in board.data(since, metric)["rows"]}
+    return {row["name"]: row for row in board.data(since, metrics or ["loss"])["rows"]}
 
 
 def row_of(board: Board) -> dict[str, Any]:
@@ -119,13 +119,13 @@ def test_a_long_file_is_read_a_little_at_a_time(tmp_path: Path, monkeypatch: pyt
     board = Board(tmp_path)
     board.look()
     assert board.read(0.0)
-    rows = {row["name"]: row for row in board.data(0, "loss")["rows"]}
+    rows = {row["name"]: row for row in board.data(0, ["loss"])["rows"]}
     assert rows["my-run"]["metrics"]["loss"] == 400  # known from the end of the file
     assert rows["my-run"]["unread"] > 20_000
     curve = changed(board)["my-run"]["curves"]["loss"]
     assert (curve["low"], curve["high"]) == ((1, 1), (400, 400))
     assert len(curve["x"]) <= runs.SPARKLINE
-    [row] = board.data(board.version, "loss", ["my-run"])["rows"]
+    [row] = board.data(board.version, ["loss"], ["my-run"])["rows"]
     assert len(row["curves"]["loss"]["x"]) == 400
 
 
