@@ -410,7 +410,7 @@
     if (compared === now) return;
     compared = now;
     $("#diff").hidden = all.length < 2;
-    setText($("#diff summary"), differ.length ? `${differ.length} setting${differ.length > 1 ? "s" : ""} of the drawn runs differ` : "The drawn runs have the same settings");
+    setText($("#diff summary"), differ.length ? `${differ.length} setting${differ.length > 1 ? "s" : ""} of the drawn runs differ${differ.length > 1 ? "" : "s"}` : "The drawn runs have the same settings");
     const head = shortNames(all).map((short, n) => el("th", { class: `own${chosen.get(all[n].name)}`, scope: "col", title: all[n].name }, short));
     $("#diff table").replaceChildren(
       el("thead", null, el("tr", null, el("td"), ...head)),

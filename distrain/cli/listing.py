@@ -49,7 +49,7 @@ def run_ls(options: argparse.Namespace) -> int:
     runs = [run for run in runs if options.tag in (None, *run.notes.tags)]
     best = _best(runs, options.sort) if options.sort else {}
     places = {path: place for place, path in enumerate(best)}
-    runs.sort(key=lambda run: (places.get(run.path, len(runs)), run.state == FOREIGN, -run.began))
+    runs.sort(key=lambda run: (places.get(run.path, len(places)), run.state == FOREIGN, -run.began))
     found = screen()
     limit = options.n
     if limit is None and found is not None and not (options.all or options.json):
@@ -60,8 +60,8 @@ def run_ls(options: argparse.Namespace) -> int:
 
         write_json("ls", runs=[info_of(run) for run in shown if run.state != FOREIGN])
     elif not runs:
-        which = f" with the tag {options.tag}" if options.tag else ""
-        print(f"there are no runs{which} in {' '.join([str(storage), *options.more])}", file=sys.stderr)
+        tagged = f" with the tag {options.tag}" if options.tag else ""
+        echo(f"there are no runs{tagged} in {' '.join([str(storage), *options.more])}", sys.stderr)
     else:
         _print_table(shown, found and found[0], (f"BEST {options.sort}", best) if best else None)
         if len(runs) > len(shown):
@@ -85,7 +85,7 @@ def _best(runs: Sequence[Run], metric: str) -> dict[str, float]:
 def _print_table(runs: Sequence[Run], columns: int | None, best: tuple[str, dict[str, float]] | None) -> None:
     """Print what fits: name and state, the best value, and of the other columns the first ones."""
     start = len(os.path.commonprefix([run.path for run in runs]).rpartition("/")[0]) + 1  # noqa: RUF071 - URLs, too
-    longest = len(runs[0].path) if columns is None else max(columns // 2, *(len(run.name) for run in runs))
+    longest = max(len(run.path) if columns is None else max(columns // 2, len(run.name)) for run in runs)
     names = [run.path[start:] if len(run.path) - start <= longest else f"…{run.path[1 - longest :]}" for run in runs]
     now, heads = time.time(), ["NAME", "STATE", "LAST METRICS"]
     rows = [heads, *([name, coloured(run.state), _metrics(run)] for name, run in zip(names, runs, strict=True))]

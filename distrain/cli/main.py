@@ -37,10 +37,7 @@ _MODULES = {
 """The modules of this package, and the commands in each."""
 COMMANDS = {command: module for module, commands in _MODULES.items() for command in commands}
 
-_MEANT = {
-    "continue": "resume", "diff": "compare", "kill": "stop", "list": "ls", "plot": "board", "ps": "ls",
-    "status": "show", "tag": "note",
-}  # fmt: skip
+_MEANT = {"diff": "compare", "kill": "stop", "list": "ls", "plot": "board", "ps": "ls", "status": "show", "tag": "note"}
 """Words for what a command does, some of which resemble another one."""
 
 _HELP = """\

@@ -32,17 +32,18 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}{where}\n")
 
 
+def help_of(name: str) -> tuple[str, str]:
+    """Return the description of a command, and the text at the end of its help, from help.md."""
+    section = Path(__file__).with_name("help.md").read_text().partition(f"\n## {name}: ")[2].partition("\n#")[0]
+    _, what, end = section.split("\n\n", 2)
+    return textwrap.fill(what, 98, break_on_hyphens=False), textwrap.dedent(end)
+
+
 def make_parser(name: str) -> Parser:
-    """Make the parser of a command, with its text and its examples from help.md."""
-    texts = Path(__file__).with_name("help.md").read_text()
-    _, what, examples = texts.partition(f"\n## {name}: ")[2].partition("\n#")[0].split("\n\n", 2)
-    return Parser(
-        prog=f"distrain {name}",
-        description=textwrap.fill(what, 98, break_on_hyphens=False),
-        epilog=f"examples:\n{textwrap.indent(textwrap.dedent(examples), '  ').rstrip()}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    """Make the parser of a command."""
+    what, end = help_of(name)
+    kind = argparse.RawDescriptionHelpFormatter
+    return Parser(prog=f"distrain {name}", description=what, epilog=end, formatter_class=kind, allow_abbrev=False)
 
 
 def number(text: str) -> int:

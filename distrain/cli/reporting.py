@@ -133,9 +133,7 @@ def _versions() -> str:
 def page_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain page``."""
     parser = parsers.make_run_parser("page")
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", help="the file to write (default: page.html in the run directory)"
-    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file (default: page.html in the run directory)")
     return parser
 
 

@@ -195,7 +195,7 @@ def run_compare(options: argparse.Namespace) -> int:
     warnings.simplefilter("ignore")  # what is damaged
     storage = parsers.storage_of(options)
     runs = [find_run(given, storage) for given in (options.run, *options.others)]
-    code = [{"state": run.state, "command": command_of(run), "git": run.manifest.get("git")} for run in runs]
+    code = [{"state": run.state, "command": command_of(run), "git": run.manifest.get("git") or {}} for run in runs]
     settings = differing([{**flatten(one), **run.settings} for one, run in zip(code, runs, strict=True)])
     metrics = differing([Facts(run, run.location).reports.last_metrics for run in runs])
     if options.json:

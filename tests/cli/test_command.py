@@ -283,7 +283,7 @@ def test_logs_are_followed_through_a_restart_until_the_end(distrain: Command, tm
     assert "rank 0 on localhost: ValueError: on purpose" in shown
 
 
-def test_a_live_run_shows_its_stacks_and_stops_when_it_is_asked(
+def test_a_live_run_shows_its_stacks_stops_when_it_is_asked_and_is_resumed(
     distrain: Command, tmp_path: Path, live: subprocess.Popen[str]
 ) -> None:
     place = ("--storage-path", "runs")
@@ -310,6 +310,13 @@ def test_a_live_run_shows_its_stacks_and_stops_when_it_is_asked(
     assert "SIGTERM" not in out
     assert json.loads(distrain("ls", "runs", "--json").stdout)["runs"][0]["state"] == "stopped"
     assert "live: stopped after" in distrain("show", "live", *place).stdout
+
+    (tmp_path / "go").touch()
+    resumed = argv("resume", "live", "--storage-path", str(tmp_path / "runs"))
+    done = subprocess.run(resumed, cwd="/", capture_output=True, text=True, timeout=60, check=True)
+    assert f"in {tmp_path}: distrain run --name=live " in done.stderr
+    assert (tmp_path / "waits-1").exists()  # it has gone on from its checkpoint
+    assert distrain("resume", "live", *place).stderr.startswith("distrain resume: error: live is finished; only a run ")
 
 
 def test_at_the_end_stdout_has_one_object_and_nothing_else(distrain: Command, tmp_path: Path) -> None:

@@ -202,6 +202,10 @@ SOME = ("ls --json", "show", "show --json", "page", "board", "from_path")
 READERS: dict[str, Callable[[Path, Path], object]] = {
     "ls": _command("ls", "{storage}"),
     "ls --json": _command("ls", "--json", "{storage}"),
+    "ls --sort": _command("ls", "--sort", "loss", "{storage}"),
+    "note": _command("note", "{run}"),
+    "resume": _command("resume", "{run}"),
+    "compare": _command("compare", "{run}", "{run}"),
     "show": _command("show", "{run}"),
     "show --json": _command("show", "--json", "{run}"),
     "logs": _command("logs", "{run}", "-n", "5"),
