@@ -39,7 +39,7 @@ def run_resume(options: argparse.Namespace) -> int:
             f"{run.name} is {run.state}; only a run that has failed, or was stopped or killed, is resumed"
         )
     if not command.startswith("distrain run ") or "--as-ray" in command:
-        name = f"It continues if it has RunConfig(name={run.name!r})"
+        name = f"It continues if it has the name {run.name} again: RunConfig(name=...), or --name"
         raise WrongArgument(f"{run.name} was not started by `distrain run`, or its script calls fit(). {again}\n{name}")
     if HIDDEN in command:
         raise WrongArgument(f"the command had a secret, which was not stored. {again}")

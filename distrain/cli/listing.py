@@ -29,7 +29,7 @@ def ls_parser() -> argparse.ArgumentParser:
     parser = parsers.make_parser("ls")
     parsers.add_storage(parser, "the storage path, or a run")
     add = parser.add_argument
-    add("more", nargs="*", metavar="...", help="further ones")
+    add("more", nargs="*", metavar="MORE", help="further ones")
     add("--sort", metavar="METRIC", help="the best first: the lowest of a loss or an error, else the highest")
     add("--tag", help="only those with this tag")
     add("-n", type=parsers.number, metavar="N", help="show the first N")

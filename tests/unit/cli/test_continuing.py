@@ -48,7 +48,7 @@ def test_a_run_is_started_again_as_it_was_under_its_name(
     ("argv", "fields", "said"),
     [
         (ARGV, {"status": "finished"}, "train-1 is finished; only a run that has failed, or was stopped or killed, is"),
-        (["train.py", "--lr", "1"], {}, "python train.py --lr 1\nIt continues if it has RunConfig(name='train-1')"),
+        (["train.py", "--lr", "1"], {}, "python train.py --lr 1\nIt continues if it has the name train-1 again: "),
         (["/x/bin/distrain", "run", "--as-ray", "t.py"], {}, "its script calls fit(). Start it again as before, in "),
         ([*ARGV, "--api-key", "***"], {}, "the command had a secret, which was not stored. Start it again as before"),
         (
