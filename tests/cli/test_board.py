@@ -321,6 +321,9 @@ def test_reasons_tags_several_metrics_and_what_differs_are_shown(
     browser.evaluate("document.querySelector('#many').click()")
     titles = "[...document.querySelectorAll('#plot > div > button')].map((one) => one.textContent)"
     wait_until(lambda: browser.evaluate(titles) == ["loss", "val_acc"], what="a plot for each metric")
+    browser.evaluate("document.querySelectorAll('#plot > div > button')[1].click()")
+    wait_until(lambda: browser.evaluate(titles) == ["val_acc", "loss"], what="the metric of a small plot is chosen")
+    assert [cells[6] for cells in browser.evaluate(CELLS)] == ["0.7000", "", ""]  # that the last report lacks
     browser.evaluate("document.querySelector('#many').click()")
     browser.evaluate("document.querySelector('#time').click()")
     assert browser.evaluate("document.querySelector('#plot .u-label').textContent") == "time"
