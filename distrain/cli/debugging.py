@@ -35,12 +35,7 @@ _NOTICE_S = 1.0
 
 def debug_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain debug``."""
-    parser = parsers.make_run_parser(
-        "debug",
-        "Open pdb on a rank of a running run, at its current line, or at the breakpoint() where it waits. Other ranks "
-        "keep running until they need it. Run it on the machine of fit().",
-        "  distrain debug last -r 3\n  distrain debug last -r 3 --dap     for VS Code or PyCharm",
-    )
+    parser = parsers.make_run_parser("debug")
     parser.add_argument("-r", "--rank", type=parsers.number, default=0, metavar="N", help="the rank (default: 0)")
     parser.add_argument("--dap", action="store_true", help="let an editor attach instead, with debugpy")
     parser.add_argument("--port", type=parsers.port, default=5678, help="the editor's port (default: 5678)")

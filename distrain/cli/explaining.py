@@ -59,12 +59,7 @@ def _words(text: str) -> set[str | tuple[str, str]]:
 
 def explain_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain explain``."""
-    parser = parsers.make_parser(
-        "explain",
-        "Say what an error means and what to do. TEXT is the error, a whole screen or a traceback; without it, the "
-        "text is read from stdin. The exit code is 1 if nothing fits.",
-        "  distrain explain 'no usable NVIDIA GPU was found'\n  distrain show last | distrain explain",
-    )
+    parser = parsers.make_parser("explain")
     parser.add_argument("text", nargs="*", metavar="TEXT", help="the error, or a part of it")
     return parser
 

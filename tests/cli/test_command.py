@@ -140,7 +140,7 @@ def test_commands_look_for_runs_where_the_config_file_says(distrain: Command, tm
     for place, name in (((), "run"), (("--on", "lab"), "other"), (("--storage-path", "lab"), "other")):
         assert [one["name"] for one in json.loads(distrain("ls", "--json", *place).stdout)["runs"]] == [name]
         assert distrain("show", "last", *place).stdout.startswith(f"{name}: finished")
-        assert f"\n{name}" in f"\n{distrain('clean', '--finished', '--dry-run', *place).stdout}"
+        assert f"\n{name}" in f"\n{distrain('clean', '--finished', *place).stdout}"
     assert distrain("ls", "--on", "new").stderr == f"there are no runs in {tmp_path / 'new'}\n"
     assert "no such target in distrain.toml: on; did you mean lab?" in distrain("ls", "--on", "lap").stderr
     Path("distrain.toml").write_text("[")
@@ -175,7 +175,7 @@ def test_a_list_fits_the_terminal(
     assert max(map(len, shown)) == columns
     assert shown[1].startswith("train-2026-11-24_01-02-03-000000  finished")
     assert ("SCRIPT" in shown[0]) == (columns == 120)
-    assert shown[-1] == "... and 9 older ones; --all lists them"
+    assert shown[-1] == "... and 9 more; --all lists them"
     assert max(map(len, distrain("show", "last", "--storage-path", str(tmp_path)).stdout.splitlines())) <= columns
 
 
@@ -283,7 +283,7 @@ def test_logs_are_followed_through_a_restart_until_the_end(distrain: Command, tm
     assert "rank 0 on localhost: ValueError: on purpose" in shown
 
 
-def test_a_live_run_shows_its_stacks_and_stops_when_it_is_asked(
+def test_a_live_run_shows_its_stacks_stops_when_it_is_asked_and_is_resumed(
     distrain: Command, tmp_path: Path, live: subprocess.Popen[str]
 ) -> None:
     place = ("--storage-path", "runs")
@@ -310,6 +310,13 @@ def test_a_live_run_shows_its_stacks_and_stops_when_it_is_asked(
     assert "SIGTERM" not in out
     assert json.loads(distrain("ls", "runs", "--json").stdout)["runs"][0]["state"] == "stopped"
     assert "live: stopped after" in distrain("show", "live", *place).stdout
+
+    (tmp_path / "go").touch()
+    resumed = argv("resume", "live", "--storage-path", str(tmp_path / "runs"))
+    done = subprocess.run(resumed, cwd="/", capture_output=True, text=True, timeout=60, check=True)
+    assert f"in {tmp_path}: distrain run --name=live " in done.stderr
+    assert (tmp_path / "waits-1").exists()  # it has gone on from its checkpoint
+    assert distrain("resume", "live", *place).stderr.startswith("distrain resume: error: live is finished; only a run ")
 
 
 def test_at_the_end_stdout_has_one_object_and_nothing_else(distrain: Command, tmp_path: Path) -> None:

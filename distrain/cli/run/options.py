@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
-from distrain.cli.parsers import Parser, add_config_file
+from distrain.cli import parsers
 from distrain.cli.run.config_options import add_options_of, parse_ranks
 from distrain.hosts.hostfile import ALWAYS_SET
 from distrain.system import __version__
@@ -34,27 +34,6 @@ _INSTEAD = {
     "virtual-local-rank": "set CUDA_VISIBLE_DEVICES to LOCAL_RANK at the top of the script",
 }
 """Options of torchrun that distrain does not have, and what to do instead."""
-
-_EPILOG = """\
-targets:
-  train.py ARGS...            a script, as under torchrun: it calls init_process_group() itself
-  -m package.train ARGS...    a module, likewise
-  train.py:train_func         a function of a file or of a module (package.train:train_func), called with the config;
-                              the process group is set up for it
-A script that calls TorchTrainer(...).fit() starts its own workers: run it with `python script.py`, or, if it imports
-ray, with `python -m distrain.launch --as-ray script.py`; --hosts, --hostfile, --transport, --env and --tracker apply.
-
-examples:
-  python -m distrain.launch --num-workers 4 train.py --epochs 3
-  python -m distrain.launch --num-workers 2 --config base.json --set lr=0.1 train.py:train_func
-  python -m distrain.launch --hosts alpha:4,beta:4 train.py
-  python -m distrain.launch --hosts localhost:1,gpu-box:4 --ship data/words.txt train.py
-  python -m distrain.launch --check --hostfile hosts.txt
-  python -m distrain.launch --hostfile hosts.txt --ssh-args="-F my_ssh_config" --env WANDB_MODE=offline train.py
-
-exit codes: 0; after a failure that of the culprit (1 for an exception, 128 + n for signal n); 130 after Ctrl-C;
-143 after SIGTERM, 129 after SIGHUP; 2 for a wrong command line or a launch that is not possible.
-"""
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
@@ -91,15 +70,11 @@ def ignored_options(options: argparse.Namespace) -> list[str]:
     return [f"--{name}" for name in _WITHOUT_EFFECT if getattr(options, name.replace("-", "_")) is not None]
 
 
-def make_parser(prog: str = "python -m distrain.launch") -> Parser:
+def make_parser(prog: str = "python -m distrain.launch") -> parsers.Parser:
     """Make the parser of the command line. ``tests/cli/launch_help.txt`` holds its ``--help``."""
-    parser = Parser(
-        prog=prog,
-        description="Run a PyTorch script, module or function on several workers, on this machine or on many.",
-        epilog=_EPILOG.replace("python -m distrain.launch", prog.replace(" check", " run")),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parsers.make_parser("run")
+    parser.prog = prog
+    parser.epilog = str(parser.epilog).replace("python -m distrain.launch", prog.replace(" check", " run"))
     parser.add_argument("--version", action="version", version=f"distrain {__version__}")
     _add_placement_options(parser.add_argument_group("hosts and workers").add_argument)
     add_options_of(ShippingConfig, parser.add_argument_group("files for hosts that do not share them").add_argument)
@@ -107,7 +82,9 @@ def make_parser(prog: str = "python -m distrain.launch") -> Parser:
     add_options_of(FailureConfig, parser.add_argument_group("failures and time limits").add_argument)
     reported = "checkpoints that are reported with distrain.report()"
     add_options_of(CheckpointConfig, parser.add_argument_group(reported).add_argument)
-    add_config_file(parser.add_argument_group("config file (distrain.toml, or [tool.distrain] in pyproject.toml)"))
+    parsers.add_config_file(
+        parser.add_argument_group("config file (distrain.toml, or [tool.distrain] in pyproject.toml)")
+    )
     add = parser.add_argument_group("for checks and programs").add_argument
     add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
     add(

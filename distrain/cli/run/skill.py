@@ -20,11 +20,7 @@ _RULES = Path(__file__).parent.parent / "skill.md"
 
 def skill_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain skill``."""
-    return parsers.make_parser(
-        "skill",
-        "Print a skill file for coding agents: what distrain is for, the rules, and each command as it is installed.",
-        "  distrain skill > SKILL.md",
-    )
+    return parsers.make_parser("skill")
 
 
 def run_skill(options: argparse.Namespace) -> int:
