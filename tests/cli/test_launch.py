@@ -146,7 +146,7 @@ def test_a_module_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
     (package / "__init__.py").write_text("import os\nos.environ['KMP_A'] = '1'")
     (package / "other.py").write_text("word = 'other'")
     (package / "train.py").write_text(
-        "import sys\nfrom .other import word\nimport torch\nprint(__name__, __package__, word, sys.argv[1:], sys.argv[0])"
+        "import sys, torch\nfrom .other import word\nprint(__name__, __package__, word, sys.argv[1:], sys.argv[0])"
     )
     run = launch("--num-workers", "1", "-m", "pack.train", "--num-workers", "7", "-m", "x")
     script = package / "train.py"

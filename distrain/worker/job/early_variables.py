@@ -45,7 +45,7 @@ def sets_early(path: str) -> bool:
 
 
 def watch() -> None:
-    """Hide torch and numpy until the user's code imports them. If it has set such a variable by then, rank 0 says so."""
+    """Hide torch and numpy until the user's code imports them. Rank 0 names the variables that it has set by then."""
     if current.session is not None and "torch" in sys.modules:  # there is no session under --as-ray
         sys.meta_path.insert(0, _Hidden(says=current.session.context.world_rank == 0))
 

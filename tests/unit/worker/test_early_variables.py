@@ -81,7 +81,7 @@ def test_what_comes_too_late_for_a_forked_rank_is_told_at_its_import(
     watch()
     user = {"environ": os.environ, "sys": sys, **vars(importlib), "find_spec": importlib.util.find_spec}
     try:
-        exec(code, user)  # noqa: S102 - the code is above
+        exec(code, user)
     finally:
         end_watch()
     lines = [line for line in capsys.readouterr().err.splitlines() if "may not notice" in line]
