@@ -95,8 +95,6 @@ def prepare_data_loader(
     vars(clone).update(_device=device, _auto_transfer=auto_transfer, _progress=progress, _session=session)
     if resume and isinstance(progress, SamplerProgress) and hasattr(clone, "load_state_dict"):
         vars(clone)["load_state_dict"] = _refuse_state
-    if not changes and progress is None and device.type == "cpu":
-        return data_loader
     kind = type(clone)
     if not issubclass(kind, _PreparedLoader):
         clone.__class__ = type(kind.__name__, (_PreparedLoader, kind), {"__module__": kind.__module__})
@@ -129,11 +127,10 @@ class _PreparedLoader(DataLoader[Any]):
 
     _device: torch.device
     _auto_transfer: bool
-    _progress: Progress | None
+    _progress: Progress
     _session: Session
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        loop = self._progress.begin() if self._progress else None
+        loop = self._progress.begin()
         batches = on_device(super().__iter__(), self._device, ahead=self._auto_transfer)
-        batches = timed(batches, self._session)
-        return counted(batches, self._progress, loop) if self._progress and loop else batches
+        return counted(timed(batches, self._session), self._progress, loop)

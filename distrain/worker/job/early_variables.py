@@ -12,7 +12,6 @@ import importlib
 import os
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.api import current
@@ -31,12 +30,8 @@ _IMPORT = re.compile(r"^\s*(import .*\b(torch|numpy)\b|from (torch|numpy)\b)", r
 """An import of one of the modules that workers of scripts would have imported before."""
 
 
-def sets_early(path: str) -> bool:
+def sets_early(source: str) -> bool:
     """Tell if a script names such a variable above its first import of a package that reads it."""
-    try:
-        source = Path(path).read_text(errors="replace")
-    except OSError:  # running it will show the error
-        return False
     first = _IMPORT.search(source)
     return _READ_AT_IMPORT.search(source, 0, first.start() if first else len(source)) is not None
 
