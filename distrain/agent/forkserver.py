@@ -259,8 +259,7 @@ class ForkServer:
 
 def _is_out_of_cpu_time(usage: resource.struct_rusage) -> bool:
     """Tell if a process has used the CPU time of a hard limit, such as that of ``ulimit -t``."""
-    limit = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    return limit != resource.RLIM_INFINITY and usage.ru_utime + usage.ru_stime > limit - 1
+    return 0 < resource.getrlimit(resource.RLIMIT_CPU)[1] < usage.ru_utime + usage.ru_stime + 1  # infinity is -1
 
 
 @contextlib.contextmanager

@@ -72,16 +72,16 @@ def during_fit() -> Iterator[None]:
 
     In another thread than the main one, the end of the interpreter counts as Ctrl-C, and waits for the block.
     """
-    before, relay, ended = len(_stopped_by), SignalRelay(), threading.Event()
+    before, relay, ended, pid = len(_stopped_by), SignalRelay(), threading.Event(), os.getpid()
 
     def interrupt() -> None:
-        relay.pass_on(signal.SIGINT)
-        ended.wait()
+        if os.getpid() == pid:  # not a child that was forked meanwhile
+            relay.pass_on(signal.SIGINT)
+            ended.wait()
 
-    is_main = threading.current_thread() is threading.main_thread()
+    atexit.register(interrupt)
     try:
-        with contextlib.nullcontext() if is_main else relay:
-            atexit.register(interrupt)
+        with contextlib.nullcontext() if threading.current_thread() is threading.main_thread() else relay:
             yield
     finally:
         ended.set()

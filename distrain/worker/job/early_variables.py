@@ -8,7 +8,6 @@ does not show, such as a variable that an imported module sets, is noticed when 
 from __future__ import annotations
 
 import copy
-import importlib
 import os
 import re
 import sys
@@ -47,8 +46,9 @@ def watch() -> None:
 
 def end_watch() -> None:
     """Show what is still hidden."""
-    if any(isinstance(finder, _Hidden) for finder in sys.meta_path):
-        importlib.import_module("torch")
+    for finder in sys.meta_path[:]:
+        if isinstance(finder, _Hidden):
+            finder.show("torch")
 
 
 class _Hidden:
@@ -67,22 +67,26 @@ class _Hidden:
         return spec  # type: ignore[no-any-return]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        brings_all = spec.name == "torch"  # torch imports numpy
-        if brings_all:
-            sys.meta_path.remove(self)
-        sys.modules.update({name: module for name, module in self._modules.items() if brings_all or name[0] == "n"})
-        before, self._before = self._before, _variables()
-        changed = sorted(name for name, _ in before.items() ^ self._before.items())
-        if changed and self._says:
-            warn(
-                f"{spec.name} may not notice the value of {', '.join(dict.fromkeys(changed))}, which your code sets "
-                f"before it imports {spec.name}: workers are forked from a process that has imported it already. Set "
-                "it where you start the run, or with --env; scripts may use --start-method spawn instead"
-            )
+        self.show(spec.name)
         return self._modules[spec.name]  # type: ignore[no-any-return]
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = module.__spec__.loader_state  # type: ignore[union-attr]
+
+    def show(self, package: str) -> None:
+        """Make a package visible, and name the variables that have changed."""
+        prefix = "numpy" if package == "numpy" else ""  # torch imports numpy
+        sys.modules.update({name: module for name, module in self._modules.items() if name.startswith(prefix)})
+        if not prefix:
+            sys.meta_path.remove(self)
+        before, self._before = self._before, _variables()
+        changed = sorted(name for name, _ in before.items() ^ self._before.items())
+        if changed and self._says:
+            warn(
+                f"{package} may not notice the value of {', '.join(dict.fromkeys(changed))}, which your code sets "
+                f"before it imports {package}: workers are forked from a process that has imported it already. Set "
+                "it where you start the run, or with --env; scripts may use --start-method spawn instead"
+            )
 
 
 def _variables() -> dict[str, str]:
