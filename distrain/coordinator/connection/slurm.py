@@ -58,12 +58,12 @@ def why_unreachable(environment: Mapping[str, str]) -> str:
     """Return why the nodes of the job of this process cannot be reached from here; empty if they can."""
     problem, listed = "", environment.get("SLURM_JOB_NODELIST", "")
     if missing := [program for program in ("srun", "scontrol") if shutil.which(program) is None]:
-        problem = f"there is no {missing[0]} in PATH"
+        problem = f"SLURM_JOB_ID={environment['SLURM_JOB_ID']} is set, but there is no {missing[0]} in PATH"
     elif not _nodes(listed):
         problem = f"SLURM_JOB_NODELIST={listed}: `scontrol show hostnames` finds no nodes in it"
     return problem and (
-        f"SLURM_JOB_ID={environment['SLURM_JOB_ID']} is set, but {problem}; load Slurm's module, start the run outside "
-        "of the container, or use this machine only (--transport local, or DISTRAIN_TRANSPORT=local)"
+        f"{problem}; load Slurm's module, start the run outside of the container, or use this machine only (--transport "
+        "local, or DISTRAIN_TRANSPORT=local)"
     )
 
 

@@ -245,7 +245,8 @@ def _from_pytorch_job(environment: Mapping[str, str]) -> OuterLauncher | None:
     if found is not None and found.world_size > 1 and "LOCAL_RANK" in environment:
         raise LaunchError(
             f"fit() was called in one of {found.world_size} processes (WORLD_SIZE), and LOCAL_RANK is set, but not "
-            "LOCAL_WORLD_SIZE, the number of processes on this host; set it, too"
+            "LOCAL_WORLD_SIZE, the number of processes on this host; set it, too. If they are left over from another "
+            "job: unset RANK WORLD_SIZE"
         )
     return found
 

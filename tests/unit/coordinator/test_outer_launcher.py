@@ -114,7 +114,7 @@ def test_a_torchrun_that_a_worker_of_distrain_has_started_is_a_launcher() -> Non
     [
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "mpirun -x MASTER_ADDR=HOST"),
         (MPICH | {"MPI_LOCALNRANKS": "1"}, "mpirun -genv MASTER_ADDR HOST"),
-        (PYTORCH_JOB | {"LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE"),
+        (PYTORCH_JOB | {"LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE.*unset RANK WORLD_SIZE"),
         (SRUN | {"SLURM_NODEID": "9"}, "damaged"),
         (TORCHRUN | {"RANK": "x"}, "damaged"),
     ],
