@@ -62,8 +62,8 @@ def why_unreachable(environment: Mapping[str, str]) -> str:
     elif not _nodes(listed):
         problem = f"SLURM_JOB_NODELIST={listed}: `scontrol show hostnames` finds no nodes in it"
     return problem and (
-        f"{problem}; load Slurm's module, start the run outside of the container, or use this machine only (--transport "
-        "local, or DISTRAIN_TRANSPORT=local)"
+        f"{problem}; load Slurm's module, start the run outside of the container, or use this machine only "
+        "(--transport local, or DISTRAIN_TRANSPORT=local)"
     )
 
 
