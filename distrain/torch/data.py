@@ -159,7 +159,7 @@ def gather_for_metrics(values: T) -> T:
 
     ::
 
-        loader = prepare_data_loader(DataLoader(validation_set, batch_size=32))
+        loader = prepare_data_loader(DataLoader(dataset, batch_size=32))
         right = rows = 0
         for inputs, labels in loader:
             predicted, labels = gather_for_metrics((model(inputs).argmax(1), labels))
