@@ -231,7 +231,7 @@ PUBLIC_MODULES = {
     ("leaf", "allowed"),
     [
         ("torch", {"cli.run.target", "drilling.drill", "drilling.probe", "lightning"}),
-        ("tensorflow", set()),
+        ("tensorflow", {"cli.run.target"}),
         ("jax", set()),
     ],
 )

@@ -23,6 +23,7 @@ _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "usually by the kernel, because the host ran out of memory; use fewer workers or smaller batches",
     signal.SIGSEGV: "a crash in native code; the last call of your code in the stack leads there",
     signal.SIGBUS: "a crash in native code, or /dev/shm is full",
+    signal.SIGXCPU: "its CPU time is limited; raise `ulimit -t` (RLIMIT_CPU) where the run is started",
     signal.SIGABRT: "native code gave up; its message, if it had one, is in the log",
 }
 _STAGES = {"import": "unpickling it and importing what it needs", "setup": "setting up the process group"}
@@ -192,4 +193,6 @@ def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
     if reason.startswith("libgomp: "):
         return f"exited with code {exited.exit_code} {when}: {reason}; raise ulimit -u or pids.max{memory}"
     cure = "os._exit() or os.exec*()? An exception would say where"
+    if reason.startswith("Timeout ("):
+        cure = f"faulthandler.dump_traceback_later(exit=True) ended it. {reason}"
     return f"exited with code {exited.exit_code} {when}, without an exception: {cure}{memory}"

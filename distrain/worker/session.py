@@ -102,7 +102,7 @@ class Session:
         self._nan_metric: str | None = None
         """See :class:`~distrain.wire.WorkerSpec`."""
         self.loaders: list[Any] = []
-        """The progress of each prepared loader, or None. The place in the list names the loader."""
+        """The progress of each prepared loader. The place in the list names the loader."""
         self.stopped = False
         """True once should_stop() has been true."""
         self.released = False
@@ -529,8 +529,8 @@ class Session:
 
     def _data_loops(self) -> dict[str, DataLoop]:
         """Return the newest loop over each dataset and each prepared loader."""
-        data = self._shards | {f"loader {number}": progress for number, progress in enumerate(self.loaders, 1)}
-        return {name: each.loop for name, each in data.items() if each and each.loop}
+        loaders = {f"loader {number}": each for number, each in enumerate(self.loaders, 1) if each.has_position}
+        return {name: each.loop for name, each in (self._shards | loaders).items() if each.loop}
 
     # -- other calls ----------------------------------------------------------------------------------------------
 

@@ -143,13 +143,14 @@ def test_a_host_with_another_directory_takes_its_own_file_or_the_one_that_was_na
 def test_a_module_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
     package = tmp_path / "pack"
     package.mkdir()
-    (package / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("import os\nos.environ['KMP_A'] = '1'")
     (package / "other.py").write_text("word = 'other'")
     (package / "train.py").write_text(
-        "import sys\nfrom .other import word\nprint(__name__, __package__, word, sys.argv[1:], sys.argv[0])"
+        "import sys, torch\nfrom .other import word\nprint(__name__, __package__, word, sys.argv[1:], sys.argv[0])"
     )
     run = launch("--num-workers", "1", "-m", "pack.train", "--num-workers", "7", "-m", "x")
     script = package / "train.py"
+    assert "torch may not notice the value of KMP_A, " in run.stderr
     assert lines(run) == [f"[rank 0] __main__ pack other ['--num-workers', '7', '-m', 'x'] {script}"]
 
 
@@ -224,8 +225,8 @@ def test_a_script_may_have_children_of_every_start_method(launch: Launch, tmp_pa
 # -- functions -------------------------------------------------------------------------------------------------------
 
 FUNCTION = """
-from torch import distributed as dist
 import helper
+from torch import distributed as dist
 
 def train(config):
     print(config, dist.get_world_size(), helper.word)
@@ -239,8 +240,9 @@ def test_a_function_gets_the_config_and_options_may_follow_it(
 ) -> None:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "job.py").write_text(FUNCTION)
-    (tmp_path / "pack" / "helper.py").write_text("word = 'helped'")
+    (tmp_path / "pack" / "helper.py").write_text("import os\nword = 'helped'\nos.environ['KMP_A'] = '1'")
     run = launch("--set", "a=1", target, "--set", "b=2", "--num-workers=2", cwd=tmp_path / cwd)
+    assert run.stderr.count("torch may not notice the value of KMP_A, ") == 1
     assert lines(run) == [f"[rank {rank}] {{'a': 1, 'b': 2}} 2 helped" for rank in range(2)]
 
 

@@ -343,16 +343,19 @@ class KnowsRanks(Sampler[int]):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_loader_that_shares_already_or_cannot_share_is_left_alone(size: int) -> None:
+def test_the_order_of_a_loader_that_shares_already_or_cannot_share_is_left_alone(size: int) -> None:
     loaders = [
         DataLoader(range(8), sampler=KnowsRanks()),
         DataLoader(range(8), batch_sampler=BatchSampler(KnowsRanks(), 2, False)),
         DataLoader(Stream(), batch_size=2),
     ]
     with acting_as(0, size):
-        assert [prepare_data_loader(loader) is loader for loader in loaders] == [True] * len(loaders)
+        for loader in loaders:
+            prepared = prepare_data_loader(loader)
+            assert (prepared.sampler, prepared.batch_sampler) == (loader.sampler, loader.batch_sampler)
+            assert plainly(prepared) == plainly(loader)
         plain = DataLoader(range(8), shuffle=True)
-        assert prepare_data_loader(plain, add_dist_sampler=False) is plain
+        assert prepare_data_loader(plain, add_dist_sampler=False).sampler is plain.sampler
         once = prepare_data_loader(plain)
         twice = prepare_data_loader(once)
     assert len(twice) == len(once) == 8 // size

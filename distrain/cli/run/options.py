@@ -156,6 +156,8 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         help="run an unmodified script of Ray Train: it imports ray and calls fit() itself, here (default: "
         "DISTRAIN_AS_RAY)",
     )
+    frameworks = "whose variables the workers get (default: tensorflow if the script names TF_CONFIG, else torch)"
+    add("--backend", choices=["torch", "tensorflow"], help=frameworks)
     add("--config", metavar="FILE.json", help="config of the function, a JSON object")
     add(
         "--set",

@@ -15,20 +15,19 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from distrain.api.backend import BackendConfig
+
 
 def work_of(options: argparse.Namespace, user_path: Sequence[str], *, is_needed: bool = True) -> job.Work:
     """Return the work that the command line names. Raises ValueError or OSError for a wrong target or config.
 
     is_needed: False returns some work if the command line names none.
     """
-    from distrain.torch.config import TorchConfig
-
-    backend = TorchConfig()
     if options.module is not None:
         module, places = _module(options), [os.getcwd(), *user_path]
         source = _source_of_module(f"{module}.__main__", places) or _source_of_module(module, places)
-        alone = source is not None and sets_early(source)
-        return job.ScriptWork(backend=backend, module=module, argv=options.module[1:], imports_alone=alone)
+        return _script(options, source, module=module, argv=options.module[1:])
+    backend = _backend(options)
     if options.target is None and not is_needed:
         return job.FunctionWork(backend=backend, function=print, config={})
     if options.target is None:
@@ -38,9 +37,25 @@ def work_of(options: argparse.Namespace, user_path: Sequence[str], *, is_needed:
         return job.TargetWork(backend=backend, target=options.target, config=_config(options), launched_in=os.getcwd())
     _refuse_config(options, "a script")
     path = _existing(options.target)
+    return _script(options, path, path=path, argv=options.arguments, launched_in=os.getcwd())
+
+
+def _script(options: argparse.Namespace, source: str | None, **fields: Any) -> job.ScriptWork:
+    """Return the work of a script or module, whose source may tell which framework it uses."""
+    text = "" if source is None else Path(source).read_text(errors="replace")
+    backend = _backend(options, text)
+    is_torch = backend.framework == "torch"
     return job.ScriptWork(
-        backend=backend, path=path, argv=options.arguments, launched_in=os.getcwd(), imports_alone=sets_early(path)
+        **fields, backend=backend, initialises_backend=not is_torch, imports_alone=is_torch and sets_early(text)
     )
+
+
+def _backend(options: argparse.Namespace, source: str = "") -> BackendConfig:
+    from distrain.tensorflow.config import TensorflowConfig
+    from distrain.torch.config import TorchConfig
+
+    is_named = "TF_CONFIG" in source or "MultiWorkerMirroredStrategy" in source
+    return TensorflowConfig() if (options.backend or (is_named and "tensorflow")) == "tensorflow" else TorchConfig()
 
 
 def workers_path(work: job.Work, user_path: Sequence[str]) -> list[str]:

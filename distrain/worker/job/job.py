@@ -23,6 +23,7 @@ from distrain.hosts.host import MIRROR
 from distrain.system.log import warn
 from distrain.system.notebook import cell_of
 from distrain.system.pickling import pickled
+from distrain.worker.job import early_variables
 from distrain.worker.job.functions import call_with_config, check_signature, name_of
 from distrain.worker.job.preload import makes_optimizers, third_party_modules
 from distrain.worker.job.unpicklable import NamedValue, find_unpicklable
@@ -131,8 +132,10 @@ class TargetWork(Work):
 
     def _load(self) -> Callable[..., Any]:
         home, _, name = self.target.rpartition(":")
+        early_variables.watch()
         is_file = home.endswith(".py")
         module = _import_file(Path(_existing(home, self.launched_in))) if is_file else importlib.import_module(home)
+        early_variables.end_watch()
         function = getattr(module, name, None)
         if not callable(function):
             raise JobError(f"{self.target}: {home} has no function {name!r}")
@@ -165,6 +168,7 @@ class ScriptWork(Work):
 
         if current.session is not None:  # there is none under --as-ray
             hydra_script.share_directory(current.session.context)
+        early_variables.watch()
         if self.module is not None:
             sys.argv = [self.module, *self.argv]
             main_module.run_module(self.module)

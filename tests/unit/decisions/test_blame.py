@@ -100,11 +100,18 @@ def test_a_failure_before_train_func_says_when(stage: str, words: str) -> None:
     assert words in summary
 
 
-def test_openmp_without_threads_tells_what_to_do() -> None:
+def test_a_limit_of_cpu_time_is_named() -> None:
+    found = judged(exited=exited(signal=signal.SIGXCPU))
+    assert found is not None
+    assert "raise `ulimit -t` (RLIMIT_CPU)" in found.summary
+
+
+def test_openmp_without_threads_and_faulthandler_tell_what_to_do() -> None:
     reason = native_reason(["", "libgomp: Thread creation failed: Resource temporarily unavailable"])
     for text, words in (
         (reason, "failed: Resource temporarily unavailable; raise ulimit -u or pids.max"),
         ("NCCL error: earlier", "os._exit() or os.exec*()?"),
+        (native_reason(["Timeout (0:00:01.5)!", "Thread 0x1 (most recent call first):"]), "dump_traceback_later("),
     ):
         found = judged(exited=exited(exit_code=1), reason=text)
         assert found is not None
