@@ -7,18 +7,20 @@ files read all rows into the memory of the process that calls them. Runs in: any
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from distrain.as_ray.data.arguments import (
-    ELSEWHERE,
     all_batches,
     check_options,
     constructed,
     for_rows,
+    instead_of,
     names_of,
     plain,
     plain_value,
 )
+from distrain.as_ray.data.expressions import kept_by
 from distrain.as_ray.data.writing import write_files
 from distrain.data.blocks import (
     as_block,
@@ -30,6 +32,7 @@ from distrain.data.blocks import (
     to_columns,
     to_frame,
     to_rows,
+    to_table,
 )
 from distrain.data.dataset import Dataset as PlainDataset
 from distrain.data.iterator import DataIterator
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
     from distrain.data.order import Span
 
 _LOOPS = ("iter_batches", "iter_tf_batches", "iter_torch_batches")
+_seeds = count()
+"""Seeds of the calls without one: each has another order, which a script that is started again finds again."""
 _AGGREGATES = ("max", "mean", "min", "std", "sum")
 
 
@@ -70,7 +75,7 @@ class Dataset(PlainDataset):
             return partial(self._aggregated, name)
         if name in _LOOPS:
             return partial(self._loop, name)
-        raise AttributeError(f"ray.data.Dataset has no {name}() in distrain: {ELSEWHERE}")
+        raise AttributeError(f"ray.data.Dataset has no {name}() in distrain: {instead_of(name)}")
 
     # -- operations -----------------------------------------------------------------------------------------------
 
@@ -100,9 +105,14 @@ class Dataset(PlainDataset):
         """Apply a function to each row."""
         return super().map(for_rows("map", fn, options))
 
-    def filter(self, fn: Callable[..., bool], **options: Any) -> Dataset:
-        """Keep the rows for which a function is true."""
-        return super().filter(for_rows("filter", fn, options))
+    def filter(self, fn: Callable[..., bool] | None = None, expr: Any = None, **options: Any) -> Dataset:
+        """Keep the rows for which a function is true, or a condition. See :func:`kept_by` for conditions."""
+        if (fn is None) == (expr is None) or isinstance(fn, str):
+            raise ValueError('filter() takes a function, or expr= with a condition such as "x > 1"')
+        if fn is not None:
+            return super().filter(for_rows("filter", fn, options))
+        check_options("filter", options)
+        return self._mapped(kept_by(expr), "filter()", keeps_rows=False)
 
     def flat_map(self, fn: Callable[..., Iterable[Any]], **options: Any) -> Dataset:
         """Replace each row by the rows of a list."""
@@ -163,7 +173,14 @@ class Dataset(PlainDataset):
     def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None, **options: Any) -> Dataset:
         """Shuffle the rows anew in each epoch."""
         check_options("random_shuffle", options)
-        return super().random_shuffle(seed=seed, buffer_rows=buffer_rows)
+        return super().random_shuffle(seed=next(_seeds) if seed is None else seed, buffer_rows=buffer_rows)
+
+    def train_test_split(
+        self, test_size: float, *, shuffle: bool = False, seed: int | None = None, **options: Any
+    ) -> tuple[Dataset, Dataset]:
+        """Return two datasets: for training, and for tests."""
+        check_options("train_test_split", options)
+        return super().train_test_split(test_size, shuffle=shuffle, seed=next(_seeds) if seed is None else seed)
 
     def repartition(self, *args: Any, shuffle: bool = False, **options: Any) -> Dataset:
         """Return the dataset itself, or shuffled: its rows are divided among the workers when they train."""
@@ -213,6 +230,28 @@ class Dataset(PlainDataset):
     def columns(self, fetch_if_missing: bool = True) -> list[str]:
         """Return the names of the columns."""
         return list(self.schema().names)
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    name: ClassVar[str | None] = None
+
+    def set_name(self, name: str | None) -> None:
+        """Set the name, which has no effect."""
+        object.__setattr__(self, "name", name)
+
+    def stats(self) -> str:
+        """Return a line: there are no times to tell, as the rows are read when they are needed."""
+        return repr(self)
+
+    def num_blocks(self) -> int:
+        """Return the number of row groups or files, or of parts of what is in memory. Raises DataError for a stream."""
+        _, source = self.count(), cast("TableSource", self.open().source)
+        return len(source.block_rows)
+
+    def size_bytes(self) -> int:
+        """Return the approximate size in memory. Raises DataError for a stream."""
+        rows, source = self.count(), cast("TableSource", self.open().source)
+        return int(source.row_bytes * rows) or int(to_table(self.read()).nbytes)
 
     # -- batches in this process ----------------------------------------------------------------------------------
 
