@@ -85,7 +85,7 @@ class XGBoostTrainer(DataParallelTrainer):
 
 
 @dataclass(eq=False)
-class RayTrainReportCallback(lightgbm.RayTrainReportCallback, xgboost.callback.TrainingCallback):
+class RayTrainReportCallback(lightgbm.RayTrainReportCallback, xgboost.callback.TrainingCallback):  # type: ignore[misc, unused-ignore]
     """Report every round, and the model as a checkpoint, as :class:`distrain.lightgbm.RayTrainReportCallback` does.
 
     Metrics have names such as ``"train-rmse"``, and the model's file is ``model.ubj``.

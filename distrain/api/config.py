@@ -698,7 +698,7 @@ class UserCallback:
     ) -> None:
         """Run after every rank has made its n-th report, or will make none.
 
-        metrics: the reports by rank; None for a rank that makes no n-th report.
+        metrics: the reports by rank; None for a rank that makes no n-th report. At least one rank does.
         checkpoint: the checkpoint that was committed with these reports.
         """
 
