@@ -44,8 +44,9 @@ _DATA: dict[str, Home] = {
         "distrain.as_ray.data.dataset": "Dataset MaterializedDataset=Dataset",
         "distrain.as_ray.data.readers": """
             ActorPoolStrategy=WithoutEffect DataContext DatasetContext=DataContext ExecutionOptions=WithoutEffect
-            ExecutionResources=WithoutEffect TaskPoolStrategy=WithoutEffect from_arrow from_huggingface from_items
-            from_numpy from_pandas from_torch range read_csv read_images read_json read_parquet read_text""",
+            ExecutionResources=WithoutEffect FileShuffleConfig=WithoutEffect TaskPoolStrategy=WithoutEffect from_arrow
+            from_huggingface from_items from_numpy from_pandas from_torch range read_csv read_images read_json
+            read_parquet read_text""",
         "distrain.data": "DataIterator DatasetIterator=DataIterator Schema",
     },
     "ray.data.grouped_data": {"distrain.as_ray.data.dataset": "GroupedData"},

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 WITHOUT_EFFECT = frozenset(
     {
-        "compute", "concurrency", "max_retries", "memory", "num_blocks", "num_cpus", "num_gpus", "override_num_blocks",
-        "parallelism", "ray_remote_args", "ray_remote_args_fn", "resources", "runtime_env", "zero_copy_batch",
+        "compute", "concurrency", "locality_hints", "max_retries", "memory", "num_blocks", "num_cpus", "num_gpus",
+        "override_num_blocks", "parallelism", "ray_remote_args", "ray_remote_args_fn", "resources", "runtime_env",
+        "zero_copy_batch",
     }
 )  # fmt: skip
 """Arguments of Ray that say where and in how many pieces it works. Here, each worker reads its own rows."""
@@ -25,9 +26,11 @@ _INSTEAD = {
     "aggregate": "use sum(), mean() and the like, or to_pandas().agg()",
     "arrow_open_stream_args filesystem": "give a URL of fsspec, such as s3://bucket/folder, as the path",
     "describe summary": "use to_pandas().describe()",
+    "fn_args fn_constructor_args fn_constructor_kwargs fn_kwargs": "use functools.partial() for arguments",
     "filters": "use filter=, with an expression of pyarrow.compute",
     "ignore_missing_paths partition_filter": "pass the list of the files to read, or a pattern",
     "include_paths": "only read_images() has it; for others, pass the paths to from_items(), and read them in map()",
+    "input_files": "keep the paths that you read",
     "join zip": "use pandas.merge() or pandas.concat() with to_pandas() of both, and ray.data.from_pandas()",
     "partitioning": "leave it out: key=value in a path is a column",
     "random_sample": "use random_shuffle().limit(), or filter(lambda row: random.random() < 0.1).materialize()",

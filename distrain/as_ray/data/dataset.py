@@ -1,7 +1,7 @@
 """``ray.data.Dataset``: a Dataset of distrain.data with the other methods of Ray's.
 
-The rows come lazily, on the workers. Sorting, groups, aggregates, ``union()``, ``zip()`` and the functions that write
-files read all rows into the memory of the process that calls them. Runs in: anywhere.
+The rows come lazily, on the workers. Sorting, groups, aggregates, ``union()`` and the functions that write files
+read all rows into the memory of the process that calls them. Runs in: anywhere.
 """
 
 from __future__ import annotations
@@ -164,6 +164,8 @@ class Dataset(PlainDataset):
             found = list(table) if isinstance(table, dict) else table.column_names
             _check_columns(function, named, found)
             new = choose(found)
+            if len({*new.values()}) < len(new):
+                raise DataError(f"{function}() gives several columns one name: {[*new.values()]}")
             if isinstance(table, dict):
                 return {other: table[old] for old, other in new.items()}
             return table.select(list(new)).rename_columns(list(new.values()))
@@ -194,7 +196,9 @@ class Dataset(PlainDataset):
         return self._parts(n, lambda rows, place: rows // n * place if equal else rows * place // n)
 
     def split_at_indices(self, indices: Sequence[int]) -> list[Dataset]:
-        """Return the parts between these rows."""
+        """Return the parts between these rows. Raises ValueError for numbers that do not ascend from 0."""
+        if not indices or [*indices] != sorted(indices) or indices[0] < 0:
+            raise ValueError(f"split_at_indices() takes ascending numbers of rows, got {indices!r}")
         return self._parts(len(indices) + 1, lambda rows, place: min(rows, [0, *indices, rows][place]))
 
     def _parts(self, count: int, start: Callable[[int, int], int]) -> list[Dataset]:
@@ -278,8 +282,10 @@ class Dataset(PlainDataset):
     # -- all rows in memory ---------------------------------------------------------------------------------------
 
     def to_pandas(self, limit: int | None = None) -> Any:
-        """Return all rows as a DataFrame, or the first ones."""
-        return to_frame((self if limit is None else self.limit(limit)).read())
+        """Return all rows as a DataFrame. Raises ValueError if there are more than ``limit``."""
+        if limit is not None and (rows := self.count()) > limit:
+            raise ValueError(f"to_pandas(limit={limit}): the dataset has {rows} rows; for the first ones, use limit()")
+        return to_frame(self.read())
 
     def union(self, *others: PlainDataset) -> Dataset:
         """Return the rows of several datasets, one after the other."""
@@ -336,7 +342,14 @@ class GroupedData:
         self._groups = frame.groupby(names_of(key), dropna=False)
 
     def __getattr__(self, name: str) -> Any:
+        if name in _AGGREGATES:
+            return partial(self._aggregated, name)
         raise AttributeError(f"GroupedData has no {name}() in distrain: use map_groups(), or to_pandas().groupby()")
+
+    def _aggregated(self, how: str, on: str | list[str] | None = None, **options: Any) -> Any:
+        groups = self._groups if on is None else self._groups[names_of(on)]
+        found = getattr(groups, how)(**options)
+        return self._make(found.rename(columns=lambda name: f"{how}({name})").reset_index())
 
     def count(self) -> Any:
         """Return the number of rows of each group."""

@@ -254,7 +254,17 @@ def test_a_shuffle_without_a_seed_is_another_order_each_time(rd: Any) -> None:
     orders = [rows.random_shuffle() for _ in range(3)] + [rows.repartition(2, shuffle=True)]
     orders += [rows.train_test_split(50, shuffle=True)[1] for _ in range(2)]
     assert len({repr(order.take_all()) for order in orders}) == 6
+    seeded = rd.FileShuffleConfig(seed=3)
+    assert seeded.seed == 3
     assert rows.random_shuffle(seed=0).take_all() == rows.random_shuffle(seed=0).take_all()
+
+
+def test_groups_have_aggregates(rd: Any) -> None:
+    groups = rd.from_items([{"k": i % 2, "v": i, "w": -i} for i in range(6)]).groupby("k")
+    assert groups.sum("v").take_all() == [{"k": 0, "sum(v)": 6}, {"k": 1, "sum(v)": 9}]
+    assert groups.mean(["v", "w"]).take(1) == [{"k": 0, "mean(v)": 2.0, "mean(w)": -2.0}]
+    assert groups.max().take(1) == [{"k": 0, "max(v)": 4, "max(w)": 0}]
+    assert groups.std("v", ddof=0).columns() == ["k", "std(v)"]
 
 
 def test_facts_are_told(rd: Any, tmp_path: Path) -> None:
@@ -285,6 +295,19 @@ def test_facts_are_told(rd: Any, tmp_path: Path) -> None:
         (lambda rd: rd.read_numpy, r"load the arrays with numpy, and pass them to ray.data.from_numpy\(\)"),
         (lambda rd: rd.read_binary_files, r"from_items\(\) with the paths, and map\(\) to read each"),
         (lambda rd: rd.read_webdataset, r'load_dataset\("webdataset", ...\)'),
+        (
+            lambda rd: rd.range(2).groupby("id").map_groups(print, fn_args=[1]),
+            r"use functools.partial\(\) for arguments",
+        ),
+        (lambda rd: rd.range(2).to_pandas(limit=1), r"the dataset has 2 rows; for the first ones, use limit\(\)"),
+        (lambda rd: rd.range(2).split_at_indices([]), r"takes ascending numbers of rows, got \[\]"),
+        (lambda rd: rd.range(2).split_at_indices([2, 1]), r"takes ascending numbers of rows, got \[2, 1\]"),
+        (lambda rd: rd.range(2).split_at_indices([-1]), r"takes ascending numbers of rows, got \[-1\]"),
+        (lambda rd: rd.range(2).map_batches(print, batch_size=-1), r"batch_size must be an int of at least 1"),
+        (
+            lambda rd: rd.from_items([{"a": 1, "b": 2}]).rename_columns({"a": "b"}).take(),
+            r"rename_columns\(\) gives several columns one name: \['b', 'b'\]",
+        ),
         (lambda rd: rd.range(2).filter(expr="id >"), r"filter\(expr='id >'\) cannot be read: invalid syntax"),
         (lambda rd: rd.range(2).filter(expr="id + 1 > 0"), r"write comparisons of columns as in"),
         (lambda rd: rd.range(2).filter(expr="nothing(id)"), r"has no attribute 'nothing'; write comparisons"),
