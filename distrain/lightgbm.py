@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.session import get_context, report
@@ -16,15 +17,17 @@ if TYPE_CHECKING:
 
 __all__ = ["RayTrainReportCallback", "get_network_params"]
 
+_trainings = count()
+
 
 def get_network_params() -> dict[str, Any]:
-    """Return the parameters that connect the workers. The first call is a collective: every rank makes it.
+    """Return the parameters that connect the workers in one training. It is a collective: every rank calls it.
 
     ::
 
         parameters = {"tree_learner": "data", "pre_partition": True, **get_network_params()}
     """
-    addresses = get_context().get_worker_addresses("lightgbm")
+    addresses = get_context().get_worker_addresses(f"lightgbm {next(_trainings)}")  # a port is not free again at once
     port = addresses[get_context().get_world_rank()].rpartition(":")[2]
     return {"num_machines": len(addresses), "machines": ",".join(addresses), "local_listen_port": int(port)}
 

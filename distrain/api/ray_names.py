@@ -59,7 +59,7 @@ _ADVICE = {
         "there is no cluster to connect to: fit() starts the workers and ends them, so leave it out; " + _AS_RAY
     ): "init shutdown",
     "hosts have no labels here": "label_selector",
-    "an argument of older versions of Ray: pass a train_func that calls train(), as docs/frameworks.md shows": (
+    "an argument of older versions of Ray: pass a train_func that calls train(), as in docs/migration/ray.md": (
         "dmatrix_params label_column num_boost_round params"
     ),
     "an old name of storage_path": "local_dir",

@@ -8,7 +8,6 @@ from __future__ import annotations
 from distrain.api.ray_names import MISSING
 
 _CHECKPOINT = "use Checkpoint, whose files are those that you report; load them with the framework's own functions"
-_CLUSTER = "there is no cluster: the hosts are those of --hosts, --hostfile or the Slurm job"
 _EXAMPLES = "it comes with Ray: copy the file next to your script, and import it from there"
 _INFERENCE = MISSING["Predictor"]
 _PREPROCESSORS = "transform the rows in map_batches(), with mean() and std() of the dataset, or with scikit-learn"

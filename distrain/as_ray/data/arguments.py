@@ -26,7 +26,6 @@ _INSTEAD = {
     "aggregate": "use sum(), mean() and the like, or to_pandas().agg()",
     "arrow_open_stream_args filesystem": "give a URL of fsspec, such as s3://bucket/folder, as the path",
     "describe summary": "use to_pandas().describe()",
-    "fn_args fn_constructor_args fn_constructor_kwargs fn_kwargs": "use functools.partial() for arguments",
     "filters": "use filter=, with an expression of pyarrow.compute",
     "ignore_missing_paths partition_filter": "pass the list of the files to read, or a pattern",
     "include_paths": "only read_images() has it; for others, pass the paths to from_items(), and read them in map()",
@@ -68,6 +67,8 @@ def check_options(function: str, options: Mapping[str, Any]) -> None:
 
 def constructed(fn: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Callable[..., Any]:
     """Return a function; of a class, the object that is constructed at the first call."""
+    if (args or kwargs) and not isinstance(fn, type):
+        raise ValueError(f"fn_constructor_args and fn_constructor_kwargs are for a class, got {fn!r}")
     made: Callable[..., Any] = Constructed(fn, args or (), kwargs or {}) if isinstance(fn, type) else fn
     return made
 

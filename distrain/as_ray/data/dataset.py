@@ -357,10 +357,10 @@ class GroupedData:
 
     def map_groups(self, fn: Callable[..., Any], *, batch_format: str | None = "default", **options: Any) -> Any:
         """Return the rows that a function makes of each group."""
-        check_options("map_groups", options)
+        function = for_rows("map_groups", fn, options)
         to_format = formatter(batch_format)
         groups = (to_format(as_block(frame, "groupby()")) for _, frame in self._groups)
-        return self._make(joined([to_columns(as_block(fn(group), "map_groups()")) for group in groups]))
+        return self._make(joined([to_columns(as_block(function(group), "map_groups()")) for group in groups]))
 
 
 def _check_columns(function: str, wanted: Iterable[str], found: Iterable[str]) -> None:

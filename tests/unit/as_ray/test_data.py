@@ -259,6 +259,11 @@ def test_a_shuffle_without_a_seed_is_another_order_each_time(rd: Any) -> None:
     assert rows.random_shuffle(seed=0).take_all() == rows.random_shuffle(seed=0).take_all()
 
 
+def test_groups_are_mapped_by_the_object_of_a_class(rd: Any) -> None:
+    groups = rd.range(3).groupby("id")
+    assert groups.map_groups(Adds, concurrency=1, fn_constructor_args=[1], fn_args=[2]).take(1) == [{"id": 3}]
+
+
 def test_groups_have_aggregates(rd: Any) -> None:
     groups = rd.from_items([{"k": i % 2, "v": i, "w": -i} for i in range(6)]).groupby("k")
     assert groups.sum("v").take_all() == [{"k": 0, "sum(v)": 6}, {"k": 1, "sum(v)": 9}]
@@ -295,10 +300,7 @@ def test_facts_are_told(rd: Any, tmp_path: Path) -> None:
         (lambda rd: rd.read_numpy, r"load the arrays with numpy, and pass them to ray.data.from_numpy\(\)"),
         (lambda rd: rd.read_binary_files, r"from_items\(\) with the paths, and map\(\) to read each"),
         (lambda rd: rd.read_webdataset, r'load_dataset\("webdataset", ...\)'),
-        (
-            lambda rd: rd.range(2).groupby("id").map_groups(print, fn_args=[1]),
-            r"use functools.partial\(\) for arguments",
-        ),
+        (lambda rd: rd.range(2).map(print, fn_constructor_args=[1]), r"fn_constructor_args and .* are for a class"),
         (lambda rd: rd.range(2).to_pandas(limit=1), r"the dataset has 2 rows; for the first ones, use limit\(\)"),
         (lambda rd: rd.range(2).split_at_indices([]), r"takes ascending numbers of rows, got \[\]"),
         (lambda rd: rd.range(2).split_at_indices([2, 1]), r"takes ascending numbers of rows, got \[2, 1\]"),
