@@ -93,11 +93,11 @@ class FileSource(TableSource):
             raise DataError(f"the files have several formats; read each by itself: {', '.join(formats.values())}")
         kind = str(*formats)
         fs, datasets = require("pyarrow.fs"), require("pyarrow.dataset")
-        if kind == "json" and _json_of(filesystem, files[0], _LOOK_BYTES)[:1] == b"[":
-            filesystem = _ListsAsLines(filesystem)
-        is_local = isinstance(filesystem, LocalFileSystem)
-        arrow_filesystem = fs.LocalFileSystem() if is_local else fs.PyFileSystem(fs.FSSpecHandler(filesystem))
         try:
+            if kind == "json" and _json_of(filesystem, files[0], _LOOK_BYTES)[:1] == b"[":
+                filesystem = _ListsAsLines(filesystem)
+            is_local = isinstance(filesystem, LocalFileSystem)
+            arrow_filesystem = fs.LocalFileSystem() if is_local else fs.PyFileSystem(fs.FSSpecHandler(filesystem))
             form = getattr(datasets, f"{kind.capitalize()}FileFormat")(**self.options)
             options = datasets.FileSystemFactoryOptions(
                 partition_base_dir=self._root(filesystem), partitioning=datasets.HivePartitioning.discover()
