@@ -121,7 +121,13 @@ class ScalingConfig:
 
     def _check_resources(self) -> None:
         check_fields(self, check_type, "resources_per_worker", kind=dict, optional=True)
-        for name, amount in (self.resources_per_worker or {}).items():
+        for name, amount in dict(self.resources_per_worker or {}).items():
+            kind = str(name).removeprefix("accelerator_type:")  # Ray's resource for GPUs of a product
+            if kind != str(name) and amount and self.accelerator_type in (None, kind):
+                others = {own: value for own, value in (self.resources_per_worker or {}).items() if own != name}
+                object.__setattr__(self, "resources_per_worker", others)
+                object.__setattr__(self, "accelerator_type", kind)
+                continue
             label = f"ScalingConfig.resources_per_worker[{name!r}]"
             if name not in RESOURCES and amount == 0:
                 continue
@@ -692,7 +698,7 @@ class UserCallback:
     ) -> None:
         """Run after every rank has made its n-th report, or will make none.
 
-        metrics: the reports by rank; None for a rank that makes no n-th report.
+        metrics: the reports by rank; None for a rank that makes no n-th report. At least one rank does.
         checkpoint: the checkpoint that was committed with these reports.
         """
 

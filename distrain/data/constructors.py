@@ -63,7 +63,7 @@ def read_csv(
 def read_json(
     paths: Any, *, columns: Sequence[str] | None = None, read_options: Any = None, parse_options: Any = None
 ) -> Dataset:
-    """Return the rows of files with one JSON object per line. See :func:`read_csv`.
+    """Return the rows of files with one JSON object per line, or of files that are one list. See :func:`read_csv`.
 
     read_options, parse_options: ``ReadOptions`` and ``ParseOptions`` of ``pyarrow.json``. Texts that look like times
         stay texts, unless ``ParseOptions(explicit_schema=...)`` has another type for the column.

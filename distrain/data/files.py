@@ -5,6 +5,9 @@ The row groups of Parquet files are blocks. CSV and JSON files are blocks, whose
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
 import math
 import os
 import re
@@ -48,6 +51,7 @@ _SAMPLED_ROWS = 1024
 _BLOCKS_AT_ONCE = 64
 """Row groups that one scanner reads, one after the other."""
 _FOOTERS_AT_ONCE = 16
+_LOOK_BYTES = 64
 
 
 @dataclass(eq=False)
@@ -58,19 +62,23 @@ class FileSource(TableSource):
     file_format: ``parquet``, ``csv`` or ``json``; None: the files' names tell it.
     columns: the columns to read; None for all.
     options: of pyarrow's class for the format.
+    endings: of the files that are read of a directory, instead of those that the format usually has.
     """
 
     paths: Sequence[str]
     file_format: str | None
     columns: list[str] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    endings: tuple[str, ...] = ()
 
     # -- files and blocks -----------------------------------------------------------------------------------------
 
     @cached_property
     def _files(self) -> tuple[Any, list[str]]:
         """The filesystem and the sorted paths of all files. Raises DataError if there are none."""
-        given = self.file_format
+        given, endings = self.file_format, self.endings
+        if endings:
+            return found_files(self.paths, lambda file: file.lower().endswith(endings), " or ".join(endings))
         formats = [given] if given else SUFFIXES.values()
         return found_files(self.paths, lambda file: format_of(file) in formats, given or "Parquet, CSV or JSON")
 
@@ -85,9 +93,11 @@ class FileSource(TableSource):
             raise DataError(f"the files have several formats; read each by itself: {', '.join(formats.values())}")
         kind = str(*formats)
         fs, datasets = require("pyarrow.fs"), require("pyarrow.dataset")
-        is_local = isinstance(filesystem, LocalFileSystem)
-        arrow_filesystem = fs.LocalFileSystem() if is_local else fs.PyFileSystem(fs.FSSpecHandler(filesystem))
         try:
+            if kind == "json" and _json_of(filesystem, files[0], _LOOK_BYTES)[:1] == b"[":
+                filesystem = _ListsAsLines(filesystem)
+            is_local = isinstance(filesystem, LocalFileSystem)
+            arrow_filesystem = fs.LocalFileSystem() if is_local else fs.PyFileSystem(fs.FSSpecHandler(filesystem))
             form = getattr(datasets, f"{kind.capitalize()}FileFormat")(**self.options)
             options = datasets.FileSystemFactoryOptions(
                 partition_base_dir=self._root(filesystem), partitioning=datasets.HivePartitioning.discover()
@@ -236,6 +246,28 @@ class FileSource(TableSource):
 
     def schema(self) -> Schema:
         return Schema(self._schema.names, self._schema.types)
+
+
+def _json_of(filesystem: Any, path: str, most: int = -1) -> bytes:
+    """Return a JSON file, or its first bytes, without what may come before the first value."""
+    with filesystem.open(path, "rb") as file:
+        found: bytes = file.read(most).removeprefix(codecs.BOM_UTF8).lstrip()
+    return found
+
+
+class _ListsAsLines:
+    """A filesystem of fsspec whose JSON files are lines, although some are one list. Those are read as a whole."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def open(self, path: str, mode: str = "rb") -> io.BytesIO:
+        found = _json_of(self._inner, path)
+        lines = "".join(f"{json.dumps(row)}\n" for row in json.loads(found)).encode() if found[:1] == b"[" else found
+        return io.BytesIO(lines)
 
 
 def found_files(paths: Sequence[str], is_wanted: Callable[[str], bool], kinds: str) -> tuple[Any, list[str]]:

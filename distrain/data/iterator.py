@@ -7,7 +7,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from distrain.data.blocks import formatter, joined, to_columns, to_rows
+from distrain.data.blocks import formatter, joined, to_columns, to_frame, to_rows
 from distrain.data.dataset import Dataset
 from distrain.data.loops import Loops
 from distrain.data.passes import UNEVEN, PassOptions, Worker, make_pass
@@ -205,6 +205,19 @@ class DataIterator:
             blocks = [opened.finished(block) for block, _, _ in own.blocks()]
         dataset = Dataset(partial(MemorySource, joined(blocks)))
         return DataIterator(dataset, name=self._loops.name, worker=Worker(0, 1))
+
+    def to_pandas(self) -> Any:
+        """Return this worker's rows as a pandas DataFrame. See :meth:`materialize`.
+
+        ::
+
+            frame = shard.to_pandas()
+        """
+        return to_frame(self.materialize()._dataset.read())
+
+    def __getattr__(self, name: str) -> Any:
+        advice = "" if name.startswith("_") else "; use iter_batches(), iter_torch_batches(), to_tf() or to_pandas()"
+        raise AttributeError(f"'DataIterator' object has no attribute {name!r}{advice}")
 
     # -- facts ----------------------------------------------------------------------------------------------------
 

@@ -236,9 +236,19 @@ def test_of_rays_runtime_environment_the_variables_are_used_and_the_rest_is_said
     assert [warning.filename for warning in warned] == [__file__]
 
 
-def test_an_accelerator_is_no_resource() -> None:
-    with pytest.raises(ValueError, match=r"unknown resource; .*, and accelerator_type="):
-        ScalingConfig(use_gpu=True, resources_per_worker={"accelerator_type:T4": 0.001})
+def test_an_accelerator_among_the_resources_is_the_accelerator_type() -> None:
+    """As Ray has it. Two products are an error."""
+    t4 = {"accelerator_type:T4": 0.001}
+    both = [
+        ScalingConfig(use_gpu=True, resources_per_worker={"CPU": 2, **t4}, accelerator_type=a) for a in (None, "T4")
+    ]
+    assert both == [ScalingConfig(use_gpu=True, resources_per_worker={"CPU": 2}, accelerator_type="T4")] * 2
+    assert ScalingConfig(resources_per_worker=dict.fromkeys(t4, 0)).accelerator_type is None
+    with pytest.raises(ValueError, match="names a GPU; set use_gpu=True"):
+        ScalingConfig(resources_per_worker=t4)
+    for options in {"accelerator_type": "A100"}, {"resources_per_worker": {"accelerator_type:L4": 1, **t4}}:
+        with pytest.raises(ValueError, match=r"unknown resource; .*, and accelerator_type="):
+            ScalingConfig(**{"use_gpu": True, "resources_per_worker": t4, **options})
 
 
 @pytest.mark.parametrize(

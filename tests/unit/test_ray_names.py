@@ -139,7 +139,7 @@ def test_importing_a_name_of_rays_shows_the_sentence(module: str) -> None:
     assert str(raised.value) == f"{module} has no 'remote': {MISSING['remote']}"
 
 
-@pytest.mark.parametrize("module", ["tune", "tune.schedulers", "xgboost", "train.torch", "air"])
+@pytest.mark.parametrize("module", ["tune", "tune.schedulers", "train.torch", "air"])
 def test_importing_a_module_of_rays_shows_the_sentence(module: str) -> None:
     with pytest.raises(ModuleNotFoundError) as raised:
         import_module(f"distrain.{module}")
@@ -170,6 +170,30 @@ def test_restore_names_the_way_to_continue(trainer: Any, tmp_path: Any) -> None:
     with pytest.raises(TypeError, match=r"RunConfig\(name='run', storage_path=...\)"):
         trainer.restore(f"{tmp_path}/run/")
     assert not trainer.can_restore(tmp_path / "run")
+
+
+def test_arguments_by_place_are_those_of_ray() -> None:
+    failures, checkpoints = FailureConfig(max_failures=2), CheckpointConfig(num_to_keep=1)
+    assert RunConfig("a", "/b", None, failures, checkpoints) == RunConfig(
+        name="a", storage_path="/b", failure_config=failures, checkpoint_config=checkpoints
+    )
+    four = ScalingConfig(num_workers=4, resources_per_worker={"CPU": 2})
+    assert ScalingConfig(4, False, {"CPU": 2}) == ScalingConfig(None, 4, False, {"CPU": 2}) == four
+    assert ScalingConfig(None, (1, 2)).num_workers == ScalingConfig((1, 2)).num_workers == (1, 2)
+    assert FailureConfig(3).max_failures == 3
+    best = CheckpointConfig(3, "loss", "min")
+    assert (best.num_to_keep, best.checkpoint_score_attribute, best.checkpoint_score_order) == (3, "loss", "min")
+    assert DataConfig(["train"]).datasets_to_split == ["train"]
+    with pytest.warns(UserWarning, match=r"FailureConfig\(fail_fast=...\) has no effect"):
+        FailureConfig(3, True)
+    with pytest.raises(TypeError, match=r"ScalingConfig\(\) got multiple values for argument 'num_workers'"):
+        ScalingConfig(4, num_workers=4)
+    with pytest.raises(TypeError, match="positional argument"):
+        FailureConfig(3, False, 5)
+    with pytest.raises(TypeError, match="positional argument"):
+        LoggingConfig("DEBUG")
+    with pytest.raises(TypeError, match=r"DataParallelTrainer\(label_column=...\): an argument of older versions"):
+        DataParallelTrainer(params={"a": 1}, label_column="y")  # type: ignore[call-arg]
 
 
 def test_init_method_tcp_is_env() -> None:
