@@ -5,12 +5,14 @@ The row groups of Parquet files are blocks. CSV and JSON files are blocks, whose
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 from collections import defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
-from distrain.data.blocks import rows_after
+from distrain.data.blocks import is_same, rows_after
 from distrain.data.sources import Schema, TableSource
 from distrain.errors import DataError
 from distrain.system.imports import find_filesystem, require
@@ -48,6 +50,15 @@ _SAMPLED_ROWS = 1024
 _BLOCKS_AT_ONCE = 64
 """Row groups that one scanner reads, one after the other."""
 _FOOTERS_AT_ONCE = 16
+_TEXT_BYTES = 16 << 20
+"""Bytes of a file of JSON lines whose columns are found at a time."""
+_TYPES_OF = {
+    True: "read_json(..., parse_options=pyarrow.json.ParseOptions(explicit_schema=...))",
+    False: "read_csv(..., convert_options=pyarrow.csv.ConvertOptions(column_types=...))",
+}
+_INTEGER = re.compile(r"\s*[-+]?\d+\s*")
+_SPACE = re.compile(r"\s*")
+_PATTERN = re.compile(r"[*?[]")
 
 
 @dataclass(eq=False)
@@ -98,9 +109,7 @@ class FileSource(TableSource):
 
     def _root(self, filesystem: Any) -> str:
         """Return the directory below which ``key=value`` in a path is a column."""
-        paths = [_located(given)[1] for given in self.paths]
-        fixed = [re.split(r"[*?\[]", path)[0] if not filesystem.exists(path) else path for path in paths]
-        return os.path.commonpath([path if filesystem.isdir(path) else os.path.dirname(path) for path in fixed])
+        return os.path.commonpath([_fixed(filesystem, _located(given)[1]) for given in self.paths])
 
     @cached_property
     def _opened(self) -> list[tuple[Any, Any, list[tuple[Any, int, int]]]]:
@@ -110,16 +119,61 @@ class FileSource(TableSource):
 
     def _open(self, fragment: Any) -> tuple[Any, Any, list[tuple[Any, int, int]]]:
         try:
-            own = fragment.physical_schema
-            if not hasattr(fragment, "row_groups"):
-                # pyarrow is quick to count rows, but ignores some of its options.
+            if hasattr(fragment, "row_groups"):
+                groups = [(group.id, group.num_rows, group.total_byte_size) for group in fragment.row_groups]
+                parts = [(fragment.subset(row_group_ids=[number]), *sizes) for number, *sizes in groups]
+                return fragment, fragment.physical_schema, parts
+            if self._is_json:
+                own, rows = self._read_json(fragment)
+            else:  # pyarrow is quick to count rows, but ignores some of its options
+                own = fragment.physical_schema
                 counts = (batch.num_rows for batch in fragment.to_batches(columns=[]))
                 rows = sum(counts) if self.options else int(fragment.count_rows())
-                return fragment, own, [(fragment, rows, self._files[0].size(fragment.path) or 0)]
-            groups = [(group.id, group.num_rows, group.total_byte_size) for group in fragment.row_groups]
-            return fragment, own, [(fragment.subset(row_group_ids=[number]), *sizes) for number, *sizes in groups]
+            return fragment, own, [(fragment, rows, self._files[0].size(fragment.path) or 0)]
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read {fragment.path}: {error}") from error
+
+    @property
+    def _is_json(self) -> bool:
+        return bool(self._dataset.format.default_extname == "json")
+
+    def _read_json(self, fragment: Any) -> tuple[Any, int]:
+        """Return the columns of a whole file of JSON lines, and the number of its rows."""
+        pa, rows, found = require("pyarrow"), 0, require("pyarrow").schema([])
+        for table in self._json_tables(fragment):
+            own = [field.with_type(_without_times(field.type)) for field in table.schema]
+            rows, found = rows + len(table), pa.unify_schemas([found, pa.schema(own)], promote_options="permissive")
+        return found, rows
+
+    def _json_tables(self, fragment: Any, schema: Any = None) -> Iterator[Any]:
+        """Yield the rows of a file of JSON lines, with these columns; None: those that each part of it has.
+
+        pyarrow's scanner looks for columns in the first megabyte only, and does not read a row without a line end.
+        """
+        pa, reader, parse = require("pyarrow"), require("pyarrow.json"), self.options.get("parse_options")
+        keys, options = _partitions(fragment), {**self.options}
+        if schema is not None:
+            own = pa.schema([field for field in schema if field.name not in keys])
+            options["parse_options"] = reader.ParseOptions(own, parse and parse.newlines_in_values, "ignore")
+        for text in self._texts(fragment):
+            table = reader.read_json(pa.BufferReader(text), **options)
+            for field in () if schema is None else schema:
+                if field.name in keys:
+                    values = pa.array([keys[field.name]] * len(table), field.type)
+                    table = table.append_column(field, values)
+            yield table if schema is None else table.select(schema.names)
+
+    def _texts(self, fragment: Any) -> Iterator[bytes]:
+        """Yield the lines of a file, many at once; all if an object may have several lines."""
+        kept, options = b"", self.options.get("parse_options")
+        size = None if options and options.newlines_in_values else _TEXT_BYTES
+        with self._dataset.filesystem.open_input_stream(fragment.path, compression="detect") as file:
+            while read := file.read(size):
+                text, end, kept = (kept + read).rpartition(b"\n") if size else (read, b"", b"")
+                if text.strip():
+                    yield text + end
+        if kept.strip():
+            yield kept
 
     @cached_property
     def _blocks(self) -> tuple[list[Any], Indices, float]:
@@ -132,11 +186,11 @@ class FileSource(TableSource):
     def _schema(self) -> Any:
         """The columns that are read, of all files. One that a file lacks has no values there, and a line says so.
 
-        The types of text files are those of the first one that has the column, which pyarrow enforces. Raises DataError
-        if those of other files differ.
+        Raises DataError if a column has types that have no type for the values of both.
         """
-        whole, holders = self._dataset, defaultdict[str, list[str]](list)
-        kind, fields = whole.format.default_extname, {field.name: field for field in whole.schema}
+        pa, whole, holders = require("pyarrow"), self._dataset, defaultdict[str, list[str]](list)
+        fields: dict[str, Any] = {}
+        promote = "default" if whole.format.default_extname == "parquet" else "permissive"
         for fragment, schema, _ in self._opened:
             path, keys = fragment.path, _partitions(fragment)
             for name in keys:
@@ -150,22 +204,63 @@ class FileSource(TableSource):
                         f"column {name!r} is in {path}, and comes from the name of its directory, too; rename one of "
                         "them"
                     )
-                if kind == "parquet" and own.type != known.type:
+                try:
+                    if own.type != known.type:
+                        both = [pa.schema([known]), pa.schema([own])]
+                        fields[name] = pa.unify_schemas(both, promote_options=promote).field(0)
+                except (TypeError, ValueError) as error:
                     raise DataError(
                         f"column {name!r} is {known.type} in {holders[name][0]}, but {own.type} in {path}; convert the "
                         "files to the same columns, or leave the column out with columns="
-                    )
+                    ) from error
                 holders[name].append(path)
-        if kind == "json":
-            fields = {name: field.with_type(_without_times(field.type)) for name, field in fields.items()}
-        explicit = getattr(self.options.get("parse_options"), "explicit_schema", None)
-        fields |= {field.name: field for field in explicit or ()}
+        parts = {name for fragment, *_ in self._opened for name in _partitions(fragment)}
+        fields |= {field.name: field for field in whole.schema if field.name in parts}
+        fields |= self._chosen
         for name in self.columns or fields:
             if name not in fields:
                 raise DataError(f"there is no column {name!r} in {', '.join(self.paths)}; there are {[*fields]}")
             if os.environ.get("RANK", "0") == "0" and (gaps := {*self._files[1]} - {*holders[name]}):
                 say(f"column {name!r} has no values in {_some(sorted(gaps))}, which lack it")
-        return require("pyarrow").schema([fields[name] for name in self.columns or fields], whole.schema.metadata)
+        found = pa.schema([fields[name] for name in self.columns or fields], whole.schema.metadata)
+        if promote == "permissive":
+            self._check_digits(found)
+        return found
+
+    @cached_property
+    def _chosen(self) -> dict[str, Any]:
+        """The columns of text files whose types the user has chosen."""
+        explicit = getattr(self.options.get("parse_options"), "explicit_schema", None)
+        types = getattr(self.options.get("convert_options"), "column_types", {})
+        return {field.name: field for field in [*(explicit or ()), *require("pyarrow").schema(types)]}
+
+    def _check_digits(self, schema: Any) -> None:
+        """Raise DataError for a text file with an integer that would lose digits because its column has floats."""
+        floats = [field for field in schema if "double" in str(field.type) and field.name not in self._chosen]
+        for fragment, own, _ in self._opened if floats else ():
+            read = require("pyarrow").schema([field for field in floats if field.name in own.names])
+            tables = self._tables([fragment], read, _SCAN_ROWS)
+            large = {name for table in tables for name in table.schema.names if _has_large(table.column(name))}
+            read = require("pyarrow").schema([field for field in read if field.name in large])
+            for found, given in self._values_of(fragment, read) if large else ():
+                for name in large & given.keys():
+                    if found[name] is not None and not is_same(found[name], given[name]):
+                        raise DataError(
+                            f"column {name!r} has {given[name]!r:.60} in {fragment.path}, where an integer would lose "
+                            "digits as a float; choose the type of the column, such as pa.uint64(), pa.decimal128(38) "
+                            f"or pa.float64(), with {_TYPES_OF[self._is_json]}"
+                        )
+
+    def _values_of(self, fragment: Any, schema: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yield the rows of a text file: as pyarrow reads these columns, and the exact integers in the text."""
+        found = (row for table in self._tables([fragment], schema, _SCAN_ROWS) for row in table.to_pylist())
+        if self._is_json:
+            given = (row for text in self._texts(fragment) for row in _objects_in(text.decode()))
+        else:
+            texts = require("pyarrow").schema([(name, "string") for name in schema.names])
+            rows = (row for table in self._tables([fragment], texts, _SCAN_ROWS) for row in table.to_pylist())
+            given = ({name: int(text) for name, text in row.items() if _INTEGER.fullmatch(text or "")} for row in rows)
+        return zip(found, given, strict=True)
 
     @property
     def block_rows(self) -> Indices:
@@ -178,7 +273,7 @@ class FileSource(TableSource):
         if first is None:
             return 0
         try:
-            sample = self._dataset_of([first]).head(_SAMPLED_ROWS)
+            sample = next(self._tables([self._blocks[0][first]], self._schema, _SAMPLED_ROWS)).slice(0, _SAMPLED_ROWS)
         except (OSError, ValueError, TypeError) as error:
             raise DataError(f"cannot read {self._names([first])}: {error}") from error
         # The order of the rows depends on this size. So it must not change with each version of pyarrow.
@@ -197,11 +292,9 @@ class FileSource(TableSource):
                 return
 
     def _scan(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        table_of = require("pyarrow").Table.from_batches
         size = int(min(_SCAN_ROWS, max(1, _SCAN_BYTES / max(1.0, self.row_bytes))))
         try:
-            found = self._dataset_of(blocks).to_batches(batch_size=size, batch_readahead=4, fragment_readahead=1)
-            tables = (table_of([batch]) for batch in found)
+            tables = self._tables([self._blocks[0][block] for block in blocks], self._schema, size)
             for rows in rows_after(tables, skip, count):
                 yield rows
                 count -= rows.num_rows
@@ -212,9 +305,16 @@ class FileSource(TableSource):
         if count:
             raise DataError(f"{self._names(blocks)} has {count} rows fewer than when it was opened; it has changed")
 
-    def _dataset_of(self, blocks: Sequence[int]) -> Any:
-        whole, fragments = self._dataset, [self._blocks[0][block] for block in blocks]
-        return require("pyarrow.dataset").FileSystemDataset(fragments, self._schema, whole.format, whole.filesystem)
+    def _tables(self, fragments: Sequence[Any], schema: Any, size: int) -> Iterator[Any]:
+        """Yield these columns of files or row groups. ``size``: the most rows of a table, unless it is of JSON."""
+        if self._is_json:
+            for fragment in fragments:
+                yield from self._json_tables(fragment, schema)
+            return
+        whole, dataset = self._dataset, require("pyarrow.dataset").FileSystemDataset
+        chosen = dataset(fragments, schema, whole.format, whole.filesystem)
+        for batch in chosen.to_batches(batch_size=size, batch_readahead=4, fragment_readahead=1):
+            yield require("pyarrow").Table.from_batches([batch])
 
     def _names(self, blocks: Sequence[int]) -> str:
         fragment = self._blocks[0][blocks[0]]
@@ -250,12 +350,19 @@ def found_files(paths: Sequence[str], is_wanted: Callable[[str], bool], kinds: s
         if other != filesystem:
             raise DataError(f"{paths[0]} and {given} are on different filesystems; read each by itself")
         files = _files_in(_Following() if isinstance(other, LocalFileSystem) else other, path, given)
-        visible = [file for file in sorted(files) if file == path or _is_visible(file, path)]
+        folder = _fixed(filesystem, path)
+        visible = [file for file in sorted(files) if file == path or _is_visible(file, folder, path)]
         chosen = [file for file in visible if file == path or is_wanted(file)]
         if not chosen:
             raise DataError(f"{given} has no {kinds} files, but {count(len(visible), 'other')}")
         found += chosen
     return filesystem, found
+
+
+def _fixed(filesystem: Any, path: str) -> str:
+    """Return the directory below which a path or pattern finds its files."""
+    fixed = path if filesystem.exists(path) else _PATTERN.split(path)[0]
+    return fixed if filesystem.isdir(fixed) else os.path.dirname(fixed)
 
 
 def _located(given: str) -> tuple[Any, str]:
@@ -290,7 +397,7 @@ def _files_in(filesystem: Any, path: str, given: str) -> set[str]:
         return {path}
     if filesystem.isdir(path):
         return set(filesystem.find(path))
-    if not _is_pattern(path):
+    if not _PATTERN.search(path):
         raise DataError(f"there is no file or directory {given}")
     found: set[str] = set()
     for name, about in filesystem.glob(path, detail=True).items():
@@ -306,17 +413,14 @@ def format_of(path: str) -> str | None:
     return SUFFIXES.get(os.path.splitext(stem)[1] if suffix in _COMPRESSED else suffix)
 
 
-def _is_pattern(path: str) -> bool:
-    return any(character in path for character in "*?[")
-
-
-def _is_visible(file: str, folder: str) -> bool:
+def _is_visible(file: str, folder: str, pattern: str) -> bool:
     """Return whether no part of the path below ``folder`` begins with a dot or an underscore, as in Spark's folders.
 
-    ``_column=value`` is a column.
+    ``_column=value`` is a column, and a pattern may name what it wants.
     """
-    below = os.path.basename(file) if _is_pattern(folder) else os.path.relpath(file, folder)
-    return not any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in below.split("/"))
+    named = [part for part in pattern.split("/") if part[:1] in (".", "_")]
+    hidden = (part for part in os.path.relpath(file, folder).split("/") if part[:1] in (".", "_"))
+    return all((part[0] == "_" and "=" in part) or any(fnmatchcase(part, name) for name in named) for part in hidden)
 
 
 def _partitions(fragment: Any) -> dict[str, Any]:
@@ -337,3 +441,23 @@ def _without_times(kind: Any) -> Any:
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_without_times(field.type)) for field in kind])
     return pa.string() if pa.types.is_timestamp(kind) else kind
+
+
+def _objects_in(text: str) -> Iterator[Any]:
+    """Yield the objects of a text, with exact integers."""
+    decoder, text, place = json.JSONDecoder(), text.rstrip(), 0
+    while place < len(text):
+        found, place = decoder.raw_decode(text, _SPACE.match(text, place).end())  # type: ignore[union-attr]
+        yield found
+
+
+def _has_large(column: Any) -> bool:
+    """Return whether a column of Arrow has floats of which some may have been other integers."""
+    pa, compute = require("pyarrow"), require("pyarrow.compute")
+    if pa.types.is_struct(column.type):
+        return any(map(_has_large, column.flatten()))
+    if pa.types.is_list(column.type):
+        return _has_large(compute.list_flatten(column))
+    if not pa.types.is_floating(column.type):
+        return False
+    return bool(compute.any(compute.greater_equal(compute.abs(column), 2.0**53)).as_py())
