@@ -157,11 +157,17 @@ class FileSource(TableSource):
             options["parse_options"] = reader.ParseOptions(own, parse and parse.newlines_in_values, "ignore")
         for text in self._texts(fragment):
             table = reader.read_json(pa.BufferReader(text), **options)
-            for field in () if schema is None else schema:
-                if field.name in keys:
-                    values = pa.array([keys[field.name]] * len(table), field.type)
-                    table = table.append_column(field, values)
-            yield table if schema is None else table.select(schema.names)
+            if schema is None:
+                yield table
+                continue
+            rows = len(table)
+            yield pa.table(
+                [
+                    pa.array([keys[field.name]] * rows, field.type) if field.name in keys else table[field.name]
+                    for field in schema
+                ],
+                schema.names,
+            )
 
     def _texts(self, fragment: Any) -> Iterator[bytes]:
         """Yield the lines of a file, many at once; all if an object may have several lines."""

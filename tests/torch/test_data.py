@@ -255,6 +255,7 @@ SEEDED: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
 @pytest.mark.parametrize("name", SEEDED)
 def test_the_seed_of_the_user_decides_the_order(name: str) -> None:
     """However many numbers were drawn since, and on any number of ranks. A resumed run keeps the seed."""
+
     def order(seed: int, ranks: int, drawn: int = 0) -> list[Any]:
         loaders = []
         for rank in range(ranks):
