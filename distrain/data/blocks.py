@@ -176,7 +176,8 @@ def _with_nan(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             raise ValueError(
                 f"{value} would lose digits as a float beside gaps, which map() and iter_rows() get as None"
             )
-    return np.array(floats).reshape(column.shape)
+    made_of_all: np.ndarray[Any, Any] = np.array(floats).reshape(column.shape)
+    return made_of_all
 
 
 def converted(block: Block, dtypes: Any, convert: Callable[[str, np.ndarray[Any, Any], Any], _T]) -> dict[str, _T]:
@@ -479,7 +480,7 @@ def _objects_to_arrow(values: list[Any]) -> Any:
     is_of_pandas = {(kind.__module__.partition(".")[0], kind.__name__) for kind in kinds} == {("pandas", "Timestamp")}
     is_large = kinds == {int} and max(value for value in values if value is not None) >= 1 << 63
     made = pa.array(require("pandas").Series(values) if is_of_pandas else values, pa.uint64() if is_large else None)
-    if not is_simple and not all(map(is_same, made.to_pylist(), values)):
+    if not is_simple and not all(map(_is_same, made.to_pylist(), values)):
         raise ValueError(f"Arrow has no type for all its values, which are of type {object_types(_objects(values))}")
     return made
 
@@ -495,12 +496,12 @@ def _listed(value: Any) -> Any:
     return [_listed(item) for item in value] if isinstance(value, (list, tuple, np.ndarray)) else value
 
 
-def is_same(found: Any, given: Any) -> bool:
+def _is_same(found: Any, given: Any) -> bool:
     """Return whether Arrow gives the value back that it got."""
     if isinstance(given, dict):
-        return all(is_same(found.get(name), item) for name, item in given.items())
+        return all(_is_same(found.get(name), item) for name, item in given.items())
     if isinstance(given, (list, np.ndarray)):
-        return all(map(is_same, found, given))
+        return all(map(_is_same, found, given))
     if found is None or found != found:
         return bool(given is None or given != given)
     return bool(found == given) and isinstance(found, bool) == isinstance(given, (bool, np.bool_))

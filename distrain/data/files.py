@@ -5,11 +5,10 @@ The row groups of Parquet files are blocks. CSV and JSON files are blocks, whose
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-from collections import defaultdict, deque
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
-from distrain.data.blocks import is_same, rows_after
+from distrain.data.blocks import rows_after
 from distrain.data.sources import Schema, TableSource
 from distrain.errors import DataError
 from distrain.system.imports import find_filesystem, require
@@ -47,17 +46,10 @@ _SCAN_BYTES = 8 << 20
 """Memory of one batch of the scanner, about; it reads a few ahead."""
 _SCAN_ROWS = 1 << 16
 _SAMPLED_ROWS = 1024
-_BLOCKS_AT_ONCE = 64
-"""Row groups that one scanner reads, one after the other."""
 _FOOTERS_AT_ONCE = 16
 _TEXT_BYTES = 16 << 20
 """Bytes of a file of JSON lines whose columns are found at a time."""
-_TYPES_OF = {
-    True: "read_json(..., parse_options=pyarrow.json.ParseOptions(explicit_schema=...))",
-    False: "read_csv(..., convert_options=pyarrow.csv.ConvertOptions(column_types=...))",
-}
-_INTEGER = re.compile(r"\s*[-+]?\d+\s*")
-_SPACE = re.compile(r"\s*")
+_INTEGER = re.compile(rb"(?<![\d.eE])-?\d{16,}(?![\d.eE])")
 _PATTERN = re.compile(r"[*?[]")
 
 
@@ -140,34 +132,26 @@ class FileSource(TableSource):
     def _read_json(self, fragment: Any) -> tuple[Any, int]:
         """Return the columns of a whole file of JSON lines, and the number of its rows."""
         pa, rows, found = require("pyarrow"), 0, require("pyarrow").schema([])
-        for table in self._json_tables(fragment):
+        for text in self._texts(fragment):
+            table = require("pyarrow.json").read_json(pa.BufferReader(text), **self.options)
             own = [field.with_type(_without_times(field.type)) for field in table.schema]
             rows, found = rows + len(table), pa.unify_schemas([found, pa.schema(own)], promote_options="permissive")
         return found, rows
 
-    def _json_tables(self, fragment: Any, schema: Any = None) -> Iterator[Any]:
-        """Yield the rows of a file of JSON lines, with these columns; None: those that each part of it has.
+    def _json_tables(self, fragment: Any, schema: Any) -> Iterator[Any]:
+        """Yield these columns of a file of JSON lines.
 
         pyarrow's scanner looks for columns in the first megabyte only, and does not read a row without a line end.
         """
         pa, reader, parse = require("pyarrow"), require("pyarrow.json"), self.options.get("parse_options")
-        keys, options = _partitions(fragment), {**self.options}
-        if schema is not None:
-            own = pa.schema([field for field in schema if field.name not in keys])
-            options["parse_options"] = reader.ParseOptions(own, parse and parse.newlines_in_values, "ignore")
+        keys = {name: value for name, value in _partitions(fragment).items() if name in schema.names}
+        own = pa.schema([field for field in schema if field.name not in keys])
+        options = reader.ParseOptions(own, parse and parse.newlines_in_values, "ignore")
         for text in self._texts(fragment):
-            table = reader.read_json(pa.BufferReader(text), **options)
-            if schema is None:
-                yield table
-                continue
-            rows = len(table)
-            yield pa.table(
-                [
-                    pa.array([keys[field.name]] * rows, field.type) if field.name in keys else table[field.name]
-                    for field in schema
-                ],
-                schema.names,
-            )
+            table = reader.read_json(pa.BufferReader(text), self.options.get("read_options"), options)
+            for name, value in keys.items():
+                table = table.append_column(name, pa.array([value] * len(table), schema.field(name).type))
+            yield table.select(schema.names)
 
     def _texts(self, fragment: Any) -> Iterator[bytes]:
         """Yield the lines of a file, many at once; all if an object may have several lines."""
@@ -245,28 +229,17 @@ class FileSource(TableSource):
         floats = [field for field in schema if "double" in str(field.type) and field.name not in self._chosen]
         for fragment, own, _ in self._opened if floats else ():
             read = require("pyarrow").schema([field for field in floats if field.name in own.names])
-            tables = self._tables([fragment], read, _SCAN_ROWS)
-            large = {name for table in tables for name in table.schema.names if _has_large(table.column(name))}
-            read = require("pyarrow").schema([field for field in read if field.name in large])
-            for found, given in self._values_of(fragment, read) if large else ():
-                for name in large & given.keys():
-                    if found[name] is not None and not is_same(found[name], given[name]):
+            tables = self._tables(fragment, read, _SCAN_ROWS)
+            large = {value: name for table in tables for name in read.names for value in _large(table[name])}
+            for text in self._texts(fragment) if large else ():
+                for number in map(int, _INTEGER.findall(text)):
+                    if (name := large.get(float(number))) and number != float(number):
                         raise DataError(
-                            f"column {name!r} has {given[name]!r:.60} in {fragment.path}, where an integer would lose "
-                            "digits as a float; choose the type of the column, such as pa.uint64(), pa.decimal128(38) "
-                            f"or pa.float64(), with {_TYPES_OF[self._is_json]}"
+                            f"column {name!r} has floats and the integer {number} in {fragment.path}, which would lose "
+                            "digits; choose the type of the column, such as pa.uint64(), pa.decimal128(38) or "
+                            "pa.float64(), with ParseOptions(explicit_schema=...) for JSON, and "
+                            "ConvertOptions(column_types=...) for CSV"
                         )
-
-    def _values_of(self, fragment: Any, schema: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Yield the rows of a text file: as pyarrow reads these columns, and the exact integers in the text."""
-        found = (row for table in self._tables([fragment], schema, _SCAN_ROWS) for row in table.to_pylist())
-        if self._is_json:
-            given = (row for text in self._texts(fragment) for row in _objects_in(text.decode()))
-        else:
-            texts = require("pyarrow").schema([(name, "string") for name in schema.names])
-            rows = (row for table in self._tables([fragment], texts, _SCAN_ROWS) for row in table.to_pylist())
-            given = ({name: int(text) for name, text in row.items() if _INTEGER.fullmatch(text or "")} for row in rows)
-        return zip(found, given, strict=True)
 
     @property
     def block_rows(self) -> Indices:
@@ -278,10 +251,7 @@ class FileSource(TableSource):
         first = next((block for block, rows in enumerate(self.block_rows) if rows), None)
         if first is None:
             return 0
-        try:
-            sample = next(self._tables([self._blocks[0][first]], self._schema, _SAMPLED_ROWS)).slice(0, _SAMPLED_ROWS)
-        except (OSError, ValueError, TypeError) as error:
-            raise DataError(f"cannot read {self._names([first])}: {error}") from error
+        sample = next(self._tables(self._blocks[0][first], self._schema, _SAMPLED_ROWS)).slice(0, _SAMPLED_ROWS)
         # The order of the rows depends on this size. So it must not change with each version of pyarrow.
         in_memory = 2.0 ** math.ceil(math.log2(max(1, sample.nbytes / sample.num_rows)))
         return max(in_memory, self._blocks[2] / self.rows)
@@ -289,44 +259,31 @@ class FileSource(TableSource):
     # -- reading --------------------------------------------------------------------------------------------------
 
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
-            at_once = blocks[start : start + _BLOCKS_AT_ONCE]
-            taken = min(count, int(self.block_rows[at_once].sum()) - skip)
-            yield from self._scan(at_once, skip, taken)
+        size = int(min(_SCAN_ROWS, max(1, _SCAN_BYTES / max(1.0, self.row_bytes))))
+        for block in blocks:
+            fragment, taken = self._blocks[0][block], min(count, int(self.block_rows[block]) - skip)
+            left = taken
+            for rows in rows_after(self._tables(fragment, self._schema, size), skip, taken):
+                yield rows
+                left -= rows.num_rows
+            if left:
+                raise DataError(f"{_name(fragment)} has {left} rows fewer than when it was opened; it has changed")
             count, skip = count - taken, 0
             if not count:
                 return
 
-    def _scan(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        size = int(min(_SCAN_ROWS, max(1, _SCAN_BYTES / max(1.0, self.row_bytes))))
+    def _tables(self, fragment: Any, schema: Any, size: int) -> Iterator[Any]:
+        """Yield these columns of a file or row group. ``size``: the most rows of a table, unless it is of JSON."""
+        whole, table_of = self._dataset, require("pyarrow").Table.from_batches
         try:
-            tables = self._tables([self._blocks[0][block] for block in blocks], self._schema, size)
-            for rows in rows_after(tables, skip, count):
-                yield rows
-                count -= rows.num_rows
-        except (OSError, ValueError, TypeError) as error:
-            for block in blocks if len(blocks) > 1 else ():  # the one that cannot be read raises an error of its own
-                deque(self._scan([block], 0, int(self.block_rows[block])), maxlen=0)
-            raise DataError(f"cannot read {self._names(blocks)}: {error}") from error
-        if count:
-            raise DataError(f"{self._names(blocks)} has {count} rows fewer than when it was opened; it has changed")
-
-    def _tables(self, fragments: Sequence[Any], schema: Any, size: int) -> Iterator[Any]:
-        """Yield these columns of files or row groups. ``size``: the most rows of a table, unless it is of JSON."""
-        if self._is_json:
-            for fragment in fragments:
+            if self._is_json:
                 yield from self._json_tables(fragment, schema)
-            return
-        whole, dataset = self._dataset, require("pyarrow.dataset").FileSystemDataset
-        chosen = dataset(fragments, schema, whole.format, whole.filesystem)
-        for batch in chosen.to_batches(batch_size=size, batch_readahead=4, fragment_readahead=1):
-            yield require("pyarrow").Table.from_batches([batch])
-
-    def _names(self, blocks: Sequence[int]) -> str:
-        fragment = self._blocks[0][blocks[0]]
-        groups = getattr(fragment, "row_groups", None)
-        name = f"{fragment.path}, row group {groups[0].id}" if groups else fragment.path
-        return str(name) if len(blocks) == 1 else f"one of {len(blocks)} blocks from {name} on"
+                return
+            chosen = require("pyarrow.dataset").FileSystemDataset([fragment], schema, whole.format, whole.filesystem)
+            for batch in chosen.to_batches(batch_size=size, batch_readahead=4):
+                yield table_of([batch])
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(f"cannot read {_name(fragment)}: {error}") from error
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -429,6 +386,11 @@ def _is_visible(file: str, folder: str, pattern: str) -> bool:
     return all((part[0] == "_" and "=" in part) or any(fnmatchcase(part, name) for name in named) for part in hidden)
 
 
+def _name(fragment: Any) -> str:
+    groups = getattr(fragment, "row_groups", None)
+    return f"{fragment.path}, row group {groups[0].id}" if groups else str(fragment.path)
+
+
 def _partitions(fragment: Any) -> dict[str, Any]:
     return dict(require("pyarrow.dataset").get_partition_keys(fragment.partition_expression))
 
@@ -449,21 +411,14 @@ def _without_times(kind: Any) -> Any:
     return pa.string() if pa.types.is_timestamp(kind) else kind
 
 
-def _objects_in(text: str) -> Iterator[Any]:
-    """Yield the objects of a text, with exact integers."""
-    decoder, text, place = json.JSONDecoder(), text.rstrip(), 0
-    while place < len(text):
-        found, place = decoder.raw_decode(text, _SPACE.match(text, place).end())  # type: ignore[union-attr]
-        yield found
-
-
-def _has_large(column: Any) -> bool:
-    """Return whether a column of Arrow has floats of which some may have been other integers."""
+def _large(column: Any) -> list[float]:
+    """Return the floats of a column of Arrow of which some may have been other integers."""
     pa, compute = require("pyarrow"), require("pyarrow.compute")
     if pa.types.is_struct(column.type):
-        return any(map(_has_large, column.flatten()))
+        return [value for inner in column.flatten() for value in _large(inner)]
     if pa.types.is_list(column.type):
-        return _has_large(compute.list_flatten(column))
+        return _large(compute.list_flatten(column))
     if not pa.types.is_floating(column.type):
-        return False
-    return bool(compute.any(compute.greater_equal(compute.abs(column), 2.0**53)).as_py())
+        return []
+    found: list[float] = column.filter(compute.greater_equal(compute.abs(column), 2.0**53)).unique().to_pylist()
+    return found
