@@ -67,8 +67,7 @@ class DataIterator:
     ) -> Iterable[Any]:
         """Return the batches of an epoch. Each loop over the result is the next epoch.
 
-        prefetch_batches: batches that a thread makes while train_func computes; 0: none. If making them takes less than
-            2 ms, it is so many times what the thread makes in 2 ms.
+        prefetch_batches: batches that a thread makes while train_func computes; 0: none.
         batch_size: rows of a batch of this worker; None: one batch for all of them.
         batch_format: ``"numpy"`` (the default: a dict of arrays), ``"pandas"`` or ``"pyarrow"``.
         drop_last: leave out the last batch if it has fewer rows.
