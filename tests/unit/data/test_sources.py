@@ -473,7 +473,7 @@ def test_integers_that_would_lose_digits_are_an_error(texts: list[str], error: s
 
 
 def test_keys_of_json_that_appear_late(tmp_path: Path) -> None:
-    """pyarrow's scanner looks at the first megabyte only, and finds nulls in the only row of a file without line end."""
+    """pyarrow's scanner looks at the first megabyte only, and finds nulls in one row without a line end."""
     (tmp_path / "0.json").write_text(
         '{"a": 1, "s": {"k": 1}}\n' * 50_000 + '{"a": 1.5, "s": {"m": "2020-01-01"}, "b": [2]}'
     )
