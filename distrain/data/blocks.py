@@ -163,7 +163,11 @@ def to_arrays(block: Block) -> Columns:
 
     Raises DataError for an integer that would lose digits.
     """
-    return _each_column(to_columns(block).items(), _with_nan, "an array")
+    columns = to_columns(block)
+    for field in block.schema if _is_table(block) else ():
+        if require("pyarrow").types.is_integer(field.type) and len(block) == block[field.name].null_count > 0:
+            columns[field.name] = np.full(len(block), math.nan)
+    return _each_column(columns.items(), _with_nan, "an array")
 
 
 def _with_nan(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -126,6 +126,8 @@ def test_columns_of_arrow_become_arrays(tmp_path: Path) -> None:
         for found in (batch[name], tensors[name].numpy(), np.array(frame[name].tolist())):
             np.testing.assert_array_equal(found, np.array(expected))
     assert [row["hole"] for row in shard(numbers).iter_rows()] == [2**60, None]
+    alone = shard(data.read_parquet(tmp_path, columns=["hole"])).iter_torch_batches(batch_size=1, device="cpu")
+    assert [math.isnan(tensors["hole"].item()) for tensors in alone] == [False, True]
     large = data.read_parquet(tmp_path, columns=["large"])
     assert large.take() == [{"large": 2**60 + 1}, {"large": None}]
     for read in ("iter_batches", "iter_torch_batches"):
