@@ -1,6 +1,7 @@
-"""Files of Parquet, CSV and JSON lines, read by pyarrow's scanner. Runs in: worker.
+"""Files of Parquet, CSV and JSON lines, read by pyarrow. Runs in: worker.
 
-The row groups of Parquet files are blocks. CSV and JSON files are blocks, whose rows are counted by reading them once.
+The row groups of Parquet files are blocks. CSV and JSON files are blocks, which are read at the start, too: to count
+their rows, to find all columns of JSON, and to see that no integer becomes a float that differs.
 """
 
 from __future__ import annotations
