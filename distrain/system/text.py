@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -140,16 +140,22 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested metrics as one dict, with ``/`` between the names, as a CheckpointConfig writes them.
 
     >>> flatten({"loss": 0.5, "eval": {"accuracy": 1}})
     {'loss': 0.5, 'eval/accuracy': 1}
     """
-    flat: dict[str, Any] = {}
+    return dict(leaves(metrics))
+
+
+def leaves(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the names, joined with ``/``, and the values of nested metrics. A name may come twice."""
     for name, value in metrics.items():
-        flat |= flatten(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:

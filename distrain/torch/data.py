@@ -60,8 +60,9 @@ def prepare_data_loader(
 
     - A plain order, shuffled or not, is divided as by a DistributedSampler. Ranks get equally many samples; some
       samples come twice if the number does not divide evenly. The order follows from the seed and the epoch, with any
-      number of workers. ``set_epoch`` chooses the epoch. Without it, each complete pass is an epoch, and all ranks must
-      make equally many passes.
+      number of workers. The seed is that of the loader's or sampler's generator, else of ``torch.manual_seed()``, on
+      rank 0; a resumed run keeps it. ``set_epoch`` chooses the epoch. Without it, each complete pass is an epoch, and
+      all ranks must make equally many passes.
     - With a sampler of your own (WeightedRandomSampler, RandomSampler with replacement, ...), all ranks draw the same
       order, seeded by the epoch, and each takes every n-th sample of it; see
       :class:`~distrain.torch.sampler.ShareSampler`. Every rank must construct the sampler with the same arguments.
@@ -122,7 +123,8 @@ def _samplers(loader: DataLoader[Any], context: TrainContext, *, divide: bool) -
     order = loader.batch_sampler if batched else loader.sampler
     if isinstance(loader.dataset, IterableDataset) or not (divide or is_distributed(order)):
         return {}
-    own, order = order, shared(order, context.world_size, context.world_rank, order_seed())
+    own = order
+    order = shared(order, context.world_size, context.world_rank, lambda: order_seed(loader, context))
     if order is own:
         return {}
     sampler = order.sampler if is_plain(order, "BatchSampler") else order

@@ -145,8 +145,12 @@ class SamplerProgress(Progress):
         self._first = 0
 
     def resume(self, start: Mapping[int, dict[str, Any]]) -> None:
-        """Begin at the position of a checkpoint. If ranks have come further than others, some rows come again."""
+        """Begin at the position of a checkpoint, with its seed.
+
+        If ranks have come further than others, some rows come again.
+        """
         position = min(start.values(), key=lambda position: (position["epoch"], position["rows"]))
+        self._sampler.seed = position["order"]["seed"]
         if position["order"] != self.order:
             raise DataError(
                 f"prepare_data_loader: {self._name} is not the one of the checkpoint: it was {position['order']}, and "

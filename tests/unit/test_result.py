@@ -164,6 +164,17 @@ def test_the_dataframe_has_every_report_with_nested_names(write_run: Write) -> N
     assert math.isnan(frame["loss"][1])
 
 
+def test_the_dataframe_has_exact_integers_and_no_name_twice(write_run: Write) -> None:
+    large = 2**60 + 1
+    frame = Result.from_path(write_run([{"tokens": large, "x": 1.5}, {"x": large, "y": 2**63}])).metrics_dataframe
+    assert frame is not None
+    assert frame["tokens"].dtype == "Int64"
+    assert [[*frame[name].dropna()] for name in frame] == [[large], [1.5, large], [2**63]]
+    twice = Result.from_path(write_run([{"a/b": 1, "a": {"b": 2}}]))
+    with pytest.raises(ValueError, match="two metrics of a report are named 'a/b': one in a dict, one with a '/'"):
+        _ = twice.metrics_dataframe
+
+
 def test_without_pandas_the_error_says_what_to_install(write_run: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     result = Result.from_path(write_run([{"loss": 1}]))
     monkeypatch.setitem(sys.modules, "pandas", None)

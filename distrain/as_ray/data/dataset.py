@@ -304,6 +304,7 @@ class Dataset(PlainDataset):
 
     def unique(self, column: str, **options: Any) -> list[Any]:
         """Return the values of a column, each once."""
+        check_options("unique", options)
         values = column_of(self._frame_with("unique", column)[column].drop_duplicates())
         return [plain_value(value) for value in values]
 

@@ -54,7 +54,7 @@ def read_json(
 ) -> Dataset:
     """Return the rows of files of JSON lines."""
     rows = data.read_json(paths, read_options=read_options, parse_options=parse_options)
-    return _shuffled_files("read_json", rows, options)
+    return _shuffled_files("read_json", rows, {"lines": not lines, **options})
 
 
 def read_images(
@@ -155,7 +155,7 @@ def from_arrow(tables: Any, **options: Any) -> Dataset:
 
 
 def from_torch(dataset: Any, local_read: bool = False) -> Dataset:
-    """Return the items of a dataset of torch, in the column ``item``."""
+    """Return the items of a dataset of torch, in the column ``item``. local_read: says only where Ray reads them."""
     return Dataset.of(as_dataset(dataset, "from_torch()").map(lambda item: {"item": item}))
 
 
