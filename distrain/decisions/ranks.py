@@ -37,6 +37,7 @@ class Rank:
     failed_order: its position in the order of failures, if it failed.
     entered: it has entered train_func.
     was_told: another rank had failed, and this one was told to end, before its outcome came.
+    was_exiting: its work had ended well, but its exit handlers did not.
     """
 
     plan: RankPlan
@@ -48,6 +49,7 @@ class Rank:
     failed_order: int | None = None
     entered: bool = False
     was_told: bool = False
+    was_exiting: bool = False
 
     @property
     def has_finished(self) -> bool:
@@ -73,7 +75,7 @@ class Rank:
         if exited is None or exited.by_us:
             return None
         return failure(
-            summary=_death(exited, entered=self.entered, reason=self.reason),
+            summary=_death(exited, self._when, reason=self.reason),
             traceback="",
             kind=_kind(exited),
             signal=exited.signal,
@@ -81,6 +83,12 @@ class Rank:
             exit_code=exited.exit_code or (128 + exited.signal if exited.signal else 1),
             consequence=self.was_told or (exited.signal == signal.SIGABRT and blames_peer(self.reason)),
         )
+
+    @property
+    def _when(self) -> str:
+        if self.was_exiting:
+            return "in its exit handlers"
+        return "during training" if self.entered else "before it entered train_func"
 
 
 class Ranks:
@@ -173,10 +181,9 @@ def _kind(exited: wire.Exited) -> str:
     return "signal" if exited.signal is not None else "exit"
 
 
-def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
+def _death(exited: wire.Exited, when: str, *, reason: str) -> str:
     """Describe how a process ended without an outcome."""
     memory = f"; peak memory {exited.max_rss_bytes / 2**20:.0f} MiB" if exited.max_rss_bytes else ""
-    when = "during training" if entered else "before it entered train_func"
     if exited.lost is not None:
         return f"lost: {exited.lost}"
     if _kind(exited) == "memory":
@@ -191,5 +198,5 @@ def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
         return f"{killed}{f': {hint}' if hint else ''}{memory}"
     if reason.startswith("libgomp: "):
         return f"exited with code {exited.exit_code} {when}: {reason}; raise ulimit -u or pids.max{memory}"
-    cure = "os._exit() or os.exec*()? An exception would say where"
-    return f"exited with code {exited.exit_code} {when}, without an exception: {cure}{memory}"
+    cure = "The end of its log may say why" if exited.exit_code else "train_func has to return"
+    return f"exited with code {exited.exit_code} {when}, without an exception: os._exit() or os.exec*()? {cure}{memory}"

@@ -11,6 +11,7 @@ import importlib.util
 import linecache
 import os
 import pickle
+import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -165,13 +166,16 @@ class ScriptWork(Work):
 
         if current.session is not None:  # there is none under --as-ray
             hydra_script.share_directory(current.session.context)
+        interpreter = [sys.executable, "-u", *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
         if self.module is not None:
             sys.argv = [self.module, *self.argv]
+            sys.orig_argv = [*interpreter, "-m", *sys.argv]
             main_module.run_module(self.module)
             return
         assert self.path is not None
         path = _existing(self.path, self.launched_in)
         sys.argv = [path, *self.argv]
+        sys.orig_argv = [*interpreter, *sys.argv]  # a script may execute it again
         sys.path[0:0] = [str(Path(path).resolve().parent)]
         main_module.run_script(path)
 

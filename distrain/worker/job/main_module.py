@@ -42,7 +42,7 @@ def run_script(path: str) -> None:
     """Run a file as ``python path`` does."""
     path = os.path.join(os.getcwd(), path)  # like the interpreter: absolute, with links and dots unresolved
     with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec")
+        code = compile(file.read(), path, "exec", dont_inherit=True)
     main = replace_main()
     main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
     exec(code, main.__dict__)  # noqa: S102 - it is the user's script
