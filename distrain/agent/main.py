@@ -641,13 +641,12 @@ class Agent:
 
     def _kill_workers(self) -> None:
         """Kill the workers; those in their exit handlers after their grace."""
-        assert self._stopping is not None
-        left_s = self._stopping.exit_grace_s - self._stopping.last_grace_s
-        exiting = [worker for worker in self._living() if worker.is_exiting and left_s > 0]
-        self._signal(signal.SIGKILL, [worker for worker in self._living() if worker not in exiting])
-        if exiting:
-            self._stopping = replace(self._stopping, exit_grace_s=0.0)
-            self._loop.call_in("kill", left_s, self._kill_workers)
+        stop, living = self._stopping, self._living()
+        exiting = [worker for worker in living if worker.is_exiting and stop and stop.exit_grace_s > stop.last_grace_s]
+        self._signal(signal.SIGKILL, [worker for worker in living if worker not in exiting])
+        if stop and exiting:
+            self._stopping = replace(stop, exit_grace_s=0.0)
+            self._loop.call_in("kill", stop.exit_grace_s - stop.last_grace_s, self._kill_workers)
         else:
             self._await_deaths()
 

@@ -35,9 +35,8 @@ class Rank:
     reports: number of reports that it has made.
     reason: why its native code aborted, if its output contains a reason.
     failed_order: its position in the order of failures, if it failed.
-    entered: it has entered train_func.
+    when: how far it has got, in words.
     was_told: another rank had failed, and this one was told to end, before its outcome came.
-    was_exiting: its work had ended well, but its exit handlers did not.
     """
 
     plan: RankPlan
@@ -47,9 +46,8 @@ class Rank:
     outcome: wire.Outcome | None = None
     exited: wire.Exited | None = None
     failed_order: int | None = None
-    entered: bool = False
+    when: str = "before it entered train_func"
     was_told: bool = False
-    was_exiting: bool = False
 
     @property
     def has_finished(self) -> bool:
@@ -75,7 +73,7 @@ class Rank:
         if exited is None or exited.by_us:
             return None
         return failure(
-            summary=_death(exited, self._when, reason=self.reason),
+            summary=_death(exited, self.when, reason=self.reason),
             traceback="",
             kind=_kind(exited),
             signal=exited.signal,
@@ -83,12 +81,6 @@ class Rank:
             exit_code=exited.exit_code or (128 + exited.signal if exited.signal else 1),
             consequence=self.was_told or (exited.signal == signal.SIGABRT and blames_peer(self.reason)),
         )
-
-    @property
-    def _when(self) -> str:
-        if self.was_exiting:
-            return "in its exit handlers"
-        return "during training" if self.entered else "before it entered train_func"
 
 
 class Ranks:

@@ -525,7 +525,7 @@ class RunStateMachine:
             case wire.StopVote():
                 return self._send_stop_orders(self._stop_consensus.vote(message.rank, message.call, now))
             case wire.Running():
-                rank.entered = self.retries.ever_entered = True
+                rank.when, self.retries.ever_entered = "during training", True
                 self._move_rank(rank, RankState.RUNNING)
                 if self.state is RunState.STARTING and self._ranks.all_started:
                     self._move(RunState.RUNNING)
@@ -545,9 +545,9 @@ class RunStateMachine:
                 rank.exited = replace(message, by_us=by_us)
                 self._move_rank(rank, RankState.EXITED)
                 orders = self._release_stopped(is_last=worked)
-                strict = self.request.is_script or (by_us and self._ranks.all_finished)
-                if rank.has_finished and strict and message.exit_code != 0:
-                    rank.was_exiting = True
+                counts = self.request.is_script or (by_us and self._ranks.all_finished)
+                if rank.has_finished and counts and message.exit_code != 0:
+                    rank.when = "in its exit handlers"
                     self._ranks.drop_outcome(rank)
                 return orders if rank.outcome is not None else [*orders, *self._on_rank_failed(rank, now)]
         return []

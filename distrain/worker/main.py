@@ -110,10 +110,9 @@ def _input(prompt: object = "", /, _input: Callable[[object], str] = builtins.in
     try:
         return _input(prompt)
     except EOFError:
-        is_script = current.session is not None and current.session.runs_script
+        how = "as arguments of the command line" if current.session.runs_script else "in train_loop_config"
         raise EOFError(
-            f"a distrain worker has no terminal for input(): pass values "
-            f"{'as arguments of the command line' if is_script else 'in train_loop_config'}; pdb is opened by "
+            f"a distrain worker has no terminal for input(): pass values {how}; pdb is opened by "
             "RunConfig(debug_rank=0), --debug-rank 0 or `distrain debug RUN -r 0`"
         ) from None
 

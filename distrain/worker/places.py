@@ -64,11 +64,9 @@ def nap(seconds: float) -> None:
     with _napping:
         _usual_s = _get_switch_s()
         _set_switch_s(_SWITCH_S)
-        try:
-            time.sleep(seconds)
-        finally:
-            _set_switch_s(_usual_s)
-            _usual_s = None
+        time.sleep(seconds)
+        _set_switch_s(_usual_s)
+        _usual_s = None
 
 
 def _after_naps(function: Callable[..., Any]) -> Callable[..., Any]:

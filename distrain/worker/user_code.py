@@ -169,8 +169,8 @@ def exit_process(code: int, error: BaseException | None = None, *, is_shown: boo
     """
     steps = [threading._shutdown, atexit._run_exitfuncs]  # type: ignore[attr-defined]
     if error is not None and not isinstance(error, SystemExit):
-        error.__traceback__ = users_part(error)
-        sys.last_type, sys.last_value, sys.last_traceback = raised = type(error), error, error.__traceback__
+        raised = type(error), error.with_traceback(users_part(error)), error.__traceback__
+        sys.last_type, sys.last_value, sys.last_traceback = raised
         setattr(sys, "last_exc", error)  # noqa: B010 - of Python 3.12
         if not (is_shown and sys.excepthook is sys.__excepthook__):
             steps.insert(0, partial(sys.excepthook, *raised))
@@ -180,14 +180,11 @@ def exit_process(code: int, error: BaseException | None = None, *, is_shown: boo
         code = code or 128 + number
         signal.default_int_handler(number, frame)
 
-    with contextlib.suppress(ValueError):  # it is another thread that has returned in a forked child
-        signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGINT, interrupt)
     start_hidden_thread(_say_what_is_awaited, threading.get_ident())
     for step in steps:
         try:
             step()
-        except SystemExit:
-            pass
         except BaseException:
             traceback.print_exc()
     flush_output()
@@ -205,10 +202,10 @@ def _say_what_is_awaited(main: int) -> None:
                 threads = [one for one in threading.enumerate() if not one.daemon and one.ident != main]
                 awaited = {f"the thread {one.name!r}": frames.get(one.ident or 0) for one in threads}
             else:
-                awaited = {"an exit handler": path[0] if path else None}
+                awaited = {"an exit handler": [*filter(place_of, path[:1]), *path[-1:], None][0]}
             places = [f"{what}, at {place_of(one) or at(one, one)}" if one else what for what, one in awaited.items()]
-        text = f"its code has ended, and this rank waits for {' and '.join(places)}; Ctrl-C ends the wait"
-        print(f"distrain: {text}", file=sys.stderr)
+        what = " and ".join(places)
+        print(f"distrain: the code has ended; waiting for {what}; Ctrl-C ends the wait", file=sys.stderr)
 
 
 def flush_output() -> None:

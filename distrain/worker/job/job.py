@@ -166,18 +166,14 @@ class ScriptWork(Work):
 
         if current.session is not None:  # there is none under --as-ray
             hydra_script.share_directory(current.session.context)
-        interpreter = [sys.executable, "-u", *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
+        sys.argv = [self.module or _existing(self.path or "", self.launched_in), *self.argv]
+        flags = ["-u", *subprocess._args_from_interpreter_flags(), *["-m"] * bool(self.module)]  # type: ignore[attr-defined]
+        sys.orig_argv = [sys.executable, *flags, *sys.argv]  # a script may execute it again
         if self.module is not None:
-            sys.argv = [self.module, *self.argv]
-            sys.orig_argv = [*interpreter, "-m", *sys.argv]
             main_module.run_module(self.module)
-            return
-        assert self.path is not None
-        path = _existing(self.path, self.launched_in)
-        sys.argv = [path, *self.argv]
-        sys.orig_argv = [*interpreter, *sys.argv]  # a script may execute it again
-        sys.path[0:0] = [str(Path(path).resolve().parent)]
-        main_module.run_script(path)
+        else:
+            sys.path[0:0] = [str(Path(sys.argv[0]).resolve().parent)]
+            main_module.run_script(sys.argv[0])
 
 
 def _existing(path: str, launched_in: str) -> str:

@@ -34,6 +34,8 @@ def replace_main() -> types.ModuleType:
     """Install a new, empty ``__main__``, also under the second name that multiprocessing uses for it."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     return main
 
