@@ -43,6 +43,7 @@ DIFFERS = {
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("facts")
     environment = {**os.environ, "HOME": str(folder), "CUDA_VISIBLE_DEVICES": "", "SCRIPTS_OWN": "kept"}
     for name in ("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "PYTHONPATH"):
