@@ -181,7 +181,8 @@ def exit_process(code: int, error: BaseException | None = None, *, is_shown: boo
         signal.default_int_handler(number, frame)
 
     signal.signal(signal.SIGINT, interrupt)
-    start_hidden_thread(_say_what_is_awaited, threading.get_ident())
+    with contextlib.suppress(RuntimeError):  # there may be no more threads
+        start_hidden_thread(_say_what_is_awaited, threading.get_ident())
     for step in steps:
         try:
             step()
@@ -204,8 +205,7 @@ def _say_what_is_awaited(main: int) -> None:
             else:
                 awaited = {"an exit handler": [*filter(place_of, path[:1]), *path[-1:], None][0]}
             places = [f"{what}, at {place_of(one) or at(one, one)}" if one else what for what, one in awaited.items()]
-        what = " and ".join(places)
-        print(f"distrain: the code has ended; waiting for {what}; Ctrl-C ends the wait", file=sys.stderr)
+        print(f"distrain: the code has ended; waiting for {' and '.join(places)}; Ctrl-C ends it", file=sys.stderr)
 
 
 def flush_output() -> None:

@@ -84,7 +84,7 @@ def test_a_process_that_waits_before_it_exits_says_for_what_and_ctrl_c_ends_the_
     (tmp_path / "leaves.py").write_text(LEAVES)
     done = subprocess.run([sys.executable, tmp_path / "leaves.py"], capture_output=True, text=True, timeout=20)
     assert "waiting for the thread 'late', at run (threading.py:" in done.stderr
-    assert "waiting for an exit handler, at wait_at_exit (leaves.py:7); Ctrl-C ends the wait" in done.stderr
+    assert "waiting for an exit handler, at wait_at_exit (leaves.py:7); Ctrl-C ends it" in done.stderr
     assert done.returncode == 128 + signal.SIGINT
 
 
