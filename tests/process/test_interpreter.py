@@ -60,7 +60,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         )
         for name, command in RUNS.items()
     }
-    outputs = {name: process.communicate(timeout=60)[0] for name, process in processes.items()}
+    outputs = {name: process.communicate(timeout=120)[0] for name, process in processes.items()}
     assert {name: process.returncode for name, process in processes.items()} == dict.fromkeys(RUNS, 1), outputs
     assert "in the hook" in outputs["distrain"]
     assert outputs["distrain"].count('raise ValueError("the last line")') == 1
