@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import time
-from functools import partial, wraps
+from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,6 @@ def nap(seconds: float) -> None:
 
 
 def _after_naps(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
     def call(*arguments: Any) -> Any:
         with _napping:
             return function(*arguments)

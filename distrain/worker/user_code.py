@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import inspect
 import itertools
 import os
 import pickle
@@ -172,8 +173,12 @@ def exit_process(code: int, error: BaseException | None = None, *, is_shown: boo
         raised = type(error), error.with_traceback(users_part(error)), error.__traceback__
         sys.last_type, sys.last_value, sys.last_traceback = raised
         setattr(sys, "last_exc", error)  # noqa: B010 - of Python 3.12
-        if not (is_shown and sys.excepthook is sys.__excepthook__):
-            steps.insert(0, partial(sys.excepthook, *raised))
+        hook = sys.excepthook
+        # That of torch only puts the rank in front of what another one prints.
+        while getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":
+            hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
+        if not (is_shown and hook is sys.__excepthook__):
+            steps.insert(0, partial(hook, *raised))
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal code
