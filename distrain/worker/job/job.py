@@ -11,6 +11,7 @@ import importlib.util
 import linecache
 import os
 import pickle
+import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -169,15 +170,14 @@ class ScriptWork(Work):
         if current.session is not None:  # there is none under --as-ray
             hydra_script.share_directory(current.session.context)
         early_variables.watch()
+        sys.argv = [self.module or _existing(self.path or "", self.launched_in), *self.argv]
+        flags = ["-u", *subprocess._args_from_interpreter_flags(), *["-m"] * bool(self.module)]  # type: ignore[attr-defined]
+        sys.orig_argv = [sys.executable, *flags, *sys.argv]  # a script may execute it again
         if self.module is not None:
-            sys.argv = [self.module, *self.argv]
             main_module.run_module(self.module)
-            return
-        assert self.path is not None
-        path = _existing(self.path, self.launched_in)
-        sys.argv = [path, *self.argv]
-        sys.path[0:0] = [str(Path(path).resolve().parent)]
-        main_module.run_script(path)
+        else:
+            sys.path[0:0] = [str(Path(sys.argv[0]).resolve().parent)]
+            main_module.run_script(sys.argv[0])
 
 
 def _existing(path: str, launched_in: str) -> str:

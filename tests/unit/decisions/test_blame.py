@@ -41,7 +41,7 @@ def judged(
     outcome: wire.Outcome | None = None, exited: wire.Exited | None = None, reason: str = ""
 ) -> RankFailure | None:
     plan = RankPlan(rank=0, host="one", local_rank=0, local_world_size=1, node_rank=0)
-    rank = Rank(plan, outcome=outcome, exited=exited, reason=reason, failed_order=1, entered=True)
+    rank = Rank(plan, outcome=outcome, exited=exited, reason=reason, failed_order=1, when="during training")
     return rank.failure
 
 
