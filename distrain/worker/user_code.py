@@ -387,6 +387,11 @@ def _explanation(work: Work | None, error: BaseException, traceback_text: str) -
             "this process may start no more threads or processes: raise the limit (ulimit -u, or pids.max of the "
             "container), or use fewer (num_workers of the DataLoader, OMP_NUM_THREADS)"
         )
+    elif "process group has not been initialized" in str(error):
+        text = (
+            "nothing has set up the process group. `distrain run script.py:main` does, and then calls main(), and so "
+            "does TorchTrainer; a script that is run as a whole calls torch.distributed.init_process_group() first"
+        )
     elif problem := shared_memory_problem(traceback_text):
         text = problem
     elif isinstance(error, FileNotFoundError) and MIRROR in os.environ:

@@ -224,24 +224,63 @@ def test_a_script_may_have_children_of_every_start_method(launch: Launch, tmp_pa
 # -- functions -------------------------------------------------------------------------------------------------------
 
 FUNCTION = """
+import argparse, os, sys
 from torch import distributed as dist
 import helper
 
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--name")
+args = parser.parse_args()
+
 def train(config):
-    print(config, dist.get_world_size(), helper.word)
+    print(config, dist.get_world_size(), helper.word, args.epochs, args.name, os.path.samefile(sys.argv[0], __file__))
 """
 
 
 @sampled
-@pytest.mark.parametrize(("target", "cwd"), [("pack/job.py:train", "."), ("job:train", "pack")])
-def test_a_function_gets_the_config_and_options_may_follow_it(
-    launch: Launch, tmp_path: Path, target: str, cwd: str
+@pytest.mark.parametrize(
+    ("target", "cwd", "start_method"),
+    [
+        ("pack/job.py:train", ".", "forkserver"),
+        ("job:train", "pack", "forkserver"),
+        ("job.py:train", "pack", "spawn"),
+    ],
+)
+def test_a_function_gets_the_config_and_its_file_the_arguments_that_follow_it(
+    launch: Launch, tmp_path: Path, target: str, cwd: str, start_method: str
 ) -> None:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "job.py").write_text(FUNCTION)
     (tmp_path / "pack" / "helper.py").write_text("word = 'helped'")
-    run = launch("--set", "a=1", target, "--set", "b=2", "--num-workers=2", cwd=tmp_path / cwd)
-    assert lines(run) == [f"[rank {rank}] {{'a': 1, 'b': 2}} 2 helped" for rank in range(2)]
+    options = ["--set", "a=1", "--num-workers=2", "--start-method", start_method]
+    run = launch(*options, target, "--epochs=3", "--name", "mine", cwd=tmp_path / cwd)
+    assert lines(run) == [f"[rank {rank}] {{'a': 1}} 2 helped 3 mine True" for rank in range(2)]
+    assert "goes to" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train.py", "--num-workers", "2", "--epochs=3"], "--num-workers: goes to train.py, as it follows it; "),
+        (["-m", "train", "--num_workers=2", "--name=x"], "--num_workers: goes to train, as"),
+        (["--num-workers=2", "train.py:main", "--set", "a=1", "--config=x"], "--set, --config: goes to train.py:main,"),
+        (["train.py", "--name", "mine", "--node-rank", "1"], None),  # its own
+        (["train.py", "--epochs", "3", "-r", "--", "name"], None),
+        (["--num-workers=2", "train.py", "--seed", "3"], None),  # it may have such an option elsewhere
+    ],
+)
+def test_options_behind_the_target_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("add('--name')\nadd('--node_rank')\ndef main(): ...")
+    monkeypatch.setattr("distrain.cli.run.command.run_work", lambda *_, **__: None)
+    told: list[str] = []
+    monkeypatch.setattr("distrain.cli.run.target.warn", told.append)
+    assert run_command(words, []) == 0
+    assert len(told) == (said is not None)
+    assert all(line.startswith(said or "") for line in told)
 
 
 # -- the run directory -----------------------------------------------------------------------------------------------
@@ -367,12 +406,7 @@ def test_a_function_may_call_fit(launch: Launch, tmp_path: Path) -> None:
             "there is no option --num-worker; did you mean --num-workers? (see --help)",
         ),
         (["--xyz", "3", "train.py"], "there is no option --xyz; options of a script come after its name (see --help)"),
-        (["train.py:train", "--st", "lr=1"], "there is no option --st; did you mean --set? (see --help)"),
-        (
-            ["train.py:train", "--set", "lr=1", "more"],
-            "train.py:train is a function, which takes no arguments; use --c",
-        ),
-        (["train.py:train", "more"], "train.py:train is a function, which takes no arguments; use --config and --set"),
+        (["--st", "lr=1", "train.py:train"], "there is no option --st; did you mean --set? (see --help)"),
         (["-m", "pack:fit"], "-m pack:fit: is a function; leave out -m"),
         (["pack"], "'pack' is a directory; name a script in it, or run a package with -m"),
         (["none.py:train"], "there is no file 'none.py' in "),

@@ -15,7 +15,7 @@ from distrain.cli.run.config_options import config_from, named_options
 from distrain.cli.run.driver import driver_of, is_for_ray
 from distrain.cli.run.options import environment_variables, ignored_options, make_parser
 from distrain.cli.run.settings import parse_with_file
-from distrain.cli.run.target import work_of, workers_path
+from distrain.cli.run.target import say_what_is_misplaced, work_of, workers_path
 from distrain.cli.showing import details_of
 from distrain.cli.text import write_json
 from distrain.coordinator.connection.choice import hosts_of
@@ -31,6 +31,7 @@ from distrain.storage.runs.listing import run_at
 from distrain.system.arguments import in_users_words, options_named
 from distrain.system.log import log_level, warn
 from distrain.system.remote_path import locate
+from distrain.worker.job.job import TargetWork
 
 if TYPE_CHECKING:
     import argparse
@@ -70,6 +71,8 @@ def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_p
         parser.error(in_users_words(str(error)))
     if options.check:
         return _check(work, scaling, run, workers_path(work, user_path), options)
+    if scaling.num_workers == 1 or isinstance(work, TargetWork):
+        say_what_is_misplaced(parser, options, user_path)
     train = _run_for_programs if options.json else _run
     return exit_code_of(train(work, scaling, run, workers_path(work, user_path)))
 

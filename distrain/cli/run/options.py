@@ -58,13 +58,8 @@ exit codes: 0; after a failure that of the culprit (1 for an exception, 128 + n 
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line. A function takes no arguments, so options of the launcher may follow it."""
+    """Parse the command line. What follows the target belongs to it."""
     options, unknown = parser.parse_known_args(arguments)
-    split = len(arguments) - len(options.arguments)
-    if options.arguments and arguments[split - 1] == options.target and is_function(options.target):
-        in_order = [*arguments[: split - 1], *options.arguments, options.target]
-        again, unknown = parser.parse_known_args(in_order)
-        options = again if again.target == options.target else options
     for word in unknown:
         _refuse_unknown(parser, word.partition("=")[0], options.target)
     return options
@@ -75,8 +70,6 @@ def _refuse_unknown(parser: argparse.ArgumentParser, option: str, target: str | 
         parser.error(f"there is no option {option}; {instead}")
     names = [name[2:] for name in parser._option_string_actions if name.startswith("--")]
     hint = did_you_mean(option.lstrip("-"), names, prefix="--")
-    if not hint and target and is_function(target):
-        hint = f"; {target} is a function, whose config comes from --config and --set"
     parser.error(f"there is no option {option}{hint or '; options of a script come after its name'} (see --help)")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.cli.run.options import is_function
+from distrain.system.log import warn
 from distrain.worker.job import job
 from distrain.worker.job.early_variables import sets_early
 
@@ -34,13 +35,32 @@ def work_of(options: argparse.Namespace, user_path: Sequence[str], *, is_needed:
     if options.target is None:
         raise ValueError("nothing to run: name a script, `-m MODULE`, or file.py:function")
     if is_function(options.target):
-        _check_function(options)
-        return job.TargetWork(backend=backend, target=options.target, config=_config(options), launched_in=os.getcwd())
+        if (home := options.target.rpartition(":")[0]).endswith(".py"):
+            _existing(home)
+        return job.TargetWork(
+            backend=backend,
+            target=options.target,
+            config=_config(options),
+            argv=options.arguments,
+            launched_in=os.getcwd(),
+        )
     _refuse_config(options, "a script")
     path = _existing(options.target)
     return job.ScriptWork(
         backend=backend, path=path, argv=options.arguments, launched_in=os.getcwd(), imports_alone=sets_early(path)
     )
+
+
+def say_what_is_misplaced(parser: argparse.ArgumentParser, options: argparse.Namespace, path: Sequence[str]) -> None:
+    """Name options of distrain that the target gets, unless its source has options of these names."""
+    target, *arguments = options.module or [options.target, *options.arguments]
+    home = target.rpartition(":")[0] if is_function(target) else target
+    file = home if os.path.isfile(home) else _source_of_module(home, [os.getcwd(), *path])
+    source = Path(file).read_text(errors="replace").replace("-", "_") if file else ""
+    words = dict.fromkeys(word.partition("=")[0] for word in arguments if word.startswith("--"))
+    names = [w for w in words if w in parser._option_string_actions and w[2:].replace("-", "_") not in source]
+    if names:
+        warn(f"{', '.join(names)}: goes to {target}, as it follows it; options of distrain come before {target}")
 
 
 def workers_path(work: job.Work, user_path: Sequence[str]) -> list[str]:
@@ -73,19 +93,6 @@ def _existing(path: str) -> str:
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path!r} in {os.getcwd()}")
     return path
-
-
-# -- functions -------------------------------------------------------------------------------------------------------
-
-
-def _check_function(options: argparse.Namespace) -> None:
-    """Raise ValueError for arguments, or a missing file. Only the workers import it."""
-    target = options.target
-    if options.arguments:
-        raise ValueError(f"{target} is a function, which takes no arguments; use --config and --set")
-    home = target.rpartition(":")[0]
-    if home.endswith(".py"):
-        _existing(home)
 
 
 def _source_of_module(name: str, path: Sequence[str]) -> str | None:

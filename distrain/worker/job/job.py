@@ -107,11 +107,13 @@ class FunctionWork(Work):
 class TargetWork(Work):
     """``file.py:function`` or ``module:function``, imported in the worker, so that the coordinator need not import it.
 
+    argv: the arguments that the file finds behind its own path in ``sys.argv``, as if it were run as a script.
     launched_in: see :class:`ScriptWork`.
     """
 
     target: str
     config: dict[str, Any]
+    argv: list[str] = field(default_factory=list)
     launched_in: str = ""
 
     def run(self) -> Any:
@@ -131,8 +133,13 @@ class TargetWork(Work):
 
     def _load(self) -> Callable[..., Any]:
         home, _, name = self.target.rpartition(":")
-        is_file = home.endswith(".py")
-        module = _import_file(Path(_existing(home, self.launched_in))) if is_file else importlib.import_module(home)
+        sys.argv = [home, *self.argv]
+        if home.endswith(".py"):
+            sys.argv[0] = _existing(home, self.launched_in)
+            module = _import_file(Path(sys.argv[0]))
+        else:
+            sys.argv[0] = getattr(importlib.util.find_spec(home), "origin", None) or home
+            module = importlib.import_module(home)
         function = getattr(module, name, None)
         if not callable(function):
             raise JobError(f"{self.target}: {home} has no function {name!r}")
