@@ -40,6 +40,12 @@ def entries() -> list[tuple[list[str], str]]:
     return found
 
 
+def topics() -> dict[str, list[str]]:
+    """Return the titles of the entries of each topic, such as Hangs."""
+    parts = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    return {part.partition("\n")[0]: re.findall(r"(?m)^### (.+)", part) for part in parts}
+
+
 def explain(text: str) -> list[tuple[float, str, str]]:
     """Return how well each entry fits a text, from 0 to 1, with its title and text, the best first."""
     lines = text.splitlines()[-_MOST_LINES:]
@@ -70,15 +76,23 @@ def explain_parser() -> argparse.ArgumentParser:
 
 
 def run_explain(options: argparse.Namespace) -> int:
-    """Print the entries that fit best, or the titles of the nearest ones."""
+    """Print the entries that fit best, or the titles of the nearest ones or of those of a topic."""
     if not options.text and sys.stdin.isatty():
         print("Paste the error, then press Ctrl-D on a line of its own.", file=sys.stderr)
-    nearest = explain(" ".join(options.text) or sys.stdin.buffer.read().decode(errors="replace"))[:_MOST_ENTRIES]
+    given = " ".join(options.text) or sys.stdin.buffer.read().decode(errors="replace")
+    word = given.strip().lower().removesuffix("s")
+    about = [topic for topic in topics() if re.fullmatch("[a-z]{3,}", word) and re.search(rf"\b{word}", topic.lower())]
+    for topic in about:
+        echo("\n  ".join([paint(topic, "1"), *topics()[topic]]))
+    if about:
+        return 0
+    nearest = explain(given)[:_MOST_ENTRIES]
     found = [(title, entry) for fit, title, entry in nearest if fit >= _FITS]
     for title, entry in found:
         text = re.sub(r"\[(.+?)\]\((\w+)\.md(.*?)\)", rf"\1: {SITE}/\2.html\3", entry)
         echo(f"{paint(title, '1')}\n\n{text}\n")
     if not found:
         titles = "".join(f"\n  {title}" for fit, title, _ in nearest if fit > _IS_NEAR)
-        echo(f"no entry fits{titles and '; the nearest:'}{titles}\nall: {SITE}/troubleshooting.html", sys.stderr)
+        echo(f"no entry fits{titles and '; the nearest:'}{titles}\ntopics: {', '.join(topics())}", sys.stderr)
+        echo(f"all: {SITE}/troubleshooting.html", sys.stderr)
     return 0 if found else 1

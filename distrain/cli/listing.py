@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from distrain.cli import parsers
 from distrain.cli.text import age, coloured, echo, metrics_line, paint, screen, table, write_json
 from distrain.storage.runs.listing import ENDED, FAILED, FINISHED, FOREIGN, KILLED, STOPPED, Run, list_runs
-from distrain.system.text import count, size
+from distrain.system.text import broken, count, size
 
 if TYPE_CHECKING:
     import argparse
@@ -73,14 +73,15 @@ def _print_table(runs: Sequence[Run], columns: int | None) -> None:
 
 def _row(run: Run, now: float) -> list[str]:
     record = None if run.problem else run.last_report()
+    nan = broken(record["metrics"]) if record else ""
     return [
         run.name,
-        coloured(run.state),
+        paint(run.state, "33") if nan else coloured(run.state),
         age(now - run.began) if run.began else "",
         str(run.ranks or ""),
         run.script,
         ",".join(run.hosts) if len(run.hosts) <= 2 else f"{len(run.hosts)} hosts",
-        run.problem if record is None else metrics_line(record["metrics"]),
+        run.problem if record is None else f"{nan}: {metrics_line(record['metrics'])}".removeprefix(": "),
     ]
 
 

@@ -135,9 +135,10 @@ def _run(name: str, function: Callable[[], int]) -> int:
         from distrain.cli.text import echo
         from distrain.errors import DistrainError
         from distrain.storage.runs.listing import WrongArgument
+        from distrain.system.text import without_errno
 
         if not isinstance(error, (DistrainError, WrongArgument, OSError, ImportError)):
             raise
-        echo(f"distrain {name}: error: {error}", sys.stderr)
+        echo(f"distrain {name}: error: {without_errno(error)}", sys.stderr)
         return 2
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -131,4 +132,7 @@ def advice_on(text: str) -> str:
     """Return advice to append to an error of the storage with this text, or an empty string."""
     if is_full_disk(text):
         return "; free some space there, or choose another storage_path"
-    return "; ask for access to that place, or choose another storage_path" if "Permission denied" in text else ""
+    if "Permission denied" in text:
+        return "; ask for access to that place, or choose another storage_path"
+    unusable = map(os.strerror, (errno.ENOENT, errno.ENOTDIR, errno.EROFS))
+    return "; choose another storage_path" if any(why in text for why in unusable) else ""

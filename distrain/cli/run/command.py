@@ -31,6 +31,7 @@ from distrain.storage.runs.listing import run_at
 from distrain.system.arguments import in_users_words, options_named
 from distrain.system.log import log_level, warn
 from distrain.system.remote_path import locate
+from distrain.system.text import without_errno
 from distrain.worker.job.job import TargetWork
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_p
         scaling = config_from(ScalingConfig, options, num_workers=_num_workers(options, hosts), checks=checks)
         run = _run_config(options, hosts, scaling)
     except (ValueError, TypeError, OSError, ResourcesError) as error:
-        parser.error(in_users_words(str(error)))
+        parser.error(in_users_words(without_errno(error)))
     if options.check:
         return _check(work, scaling, run, workers_path(work, user_path), options)
     if scaling.num_workers == 1 or isinstance(work, TargetWork):

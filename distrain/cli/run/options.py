@@ -26,8 +26,9 @@ _WITHOUT_EFFECT = (
 """Options of torchrun for things that distrain always does, or never needs."""
 _SHORT = {"redirects": "-r", "tee": "-t"}
 _INSTEAD = {
-    "nprocs": "use --num-workers",
-    "num-processes": "use --num-workers",
+    **dict.fromkeys(("n", "np", "nprocs", "num-processes", "num-procs", "workers"), "use --num-workers N"),
+    **dict.fromkeys(("gpus", "num-gpus", "ngpus", "gpus-per-node", "devices"), "use --num-workers N --use-gpu"),
+    **dict.fromkeys(("nodes", "num-nodes", "num-machines"), "name the hosts with --hosts or --hostfile"),
     "use-env": "leave it out: ranks always get the variables",
     "no-python": "ranks are Python; in a script, subprocess.run() starts another program",
     "print-completion": "`distrain run --help` lists the options",
@@ -61,12 +62,12 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     """Parse the command line. What follows the target belongs to it."""
     options, unknown = parser.parse_known_args(arguments)
     for word in unknown:
-        _refuse_unknown(parser, word.partition("=")[0], options.target)
+        _refuse_unknown(parser, word.partition("=")[0])
     return options
 
 
-def _refuse_unknown(parser: argparse.ArgumentParser, option: str, target: str | None) -> NoReturn:
-    if instead := _INSTEAD.get(option.removeprefix("--").replace("_", "-")):
+def _refuse_unknown(parser: argparse.ArgumentParser, option: str) -> NoReturn:
+    if instead := _INSTEAD.get(option.lstrip("-").replace("_", "-")):
         parser.error(f"there is no option {option}; {instead}")
     names = [name[2:] for name in parser._option_string_actions if name.startswith("--")]
     hint = did_you_mean(option.lstrip("-"), names, prefix="--")

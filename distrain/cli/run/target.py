@@ -34,6 +34,9 @@ def work_of(options: argparse.Namespace, user_path: Sequence[str], *, is_needed:
         return job.FunctionWork(backend=backend, function=print, config={})
     if options.target is None:
         raise ValueError("nothing to run: name a script, `-m MODULE`, or file.py:function")
+    if "::" in options.target or options.target.endswith("()"):
+        plain = options.target.replace("::", ":").removesuffix("()")
+        raise ValueError(f"{options.target!r}: name a function as {plain}")
     if is_function(options.target):
         if (home := options.target.rpartition(":")[0]).endswith(".py"):
             _existing(home)
