@@ -350,8 +350,15 @@ class CheckpointConfig:
         check_fields(self, check_int, "num_to_keep", "memory_every", minimum=1, optional=True)
         check_fields(self, check_type, "checkpoint_score_attribute", kind=str, optional=True)
         if vars(self)["checkpoint_score_order"] is None:
-            self._check_default_order(self.checkpoint_score_attribute or "")
             object.__setattr__(self, "checkpoint_score_order", "max")
+            if LOWEST_IS_BEST.search(metric := self.checkpoint_score_attribute or ""):
+                choose = (
+                    'CheckpointConfig(checkpoint_score_order="min") keeps the lowest values, and '
+                    'CheckpointConfig(checkpoint_score_order="max") the highest'
+                )
+                if not is_asked_for_as_ray():
+                    raise ValueError(f"CheckpointConfig.checkpoint_score_attribute is {metric!r}: {choose}; choose one")
+                warn_once(f"the checkpoints with the highest {metric} are kept, as in Ray: {choose}")
         check_fields(self, check_choice, "checkpoint_score_order", choices=("max", "min"))
         if self.checkpoint_ranks not in (None, "all"):
             check_fields(self, check_ranks, "checkpoint_ranks", allowed='ranks, such as [0], "all"')
@@ -359,19 +366,6 @@ class CheckpointConfig:
             if not self.checkpoint_ranks:
                 raise ValueError("CheckpointConfig.checkpoint_ranks must name a rank; leave it out to have them found")
         check_fields(self, check_seconds, "missing_rank_s", "storage_every_s")
-
-    @staticmethod
-    def _check_default_order(attribute: str) -> None:
-        """Raise ValueError for a metric of which the highest value usually is the worst. Scripts of Ray get a line."""
-        if not LOWEST_IS_BEST.search(attribute):
-            return
-        choose = (
-            'CheckpointConfig(checkpoint_score_order="min") keeps the lowest values, and '
-            'CheckpointConfig(checkpoint_score_order="max") the highest'
-        )
-        if not is_asked_for_as_ray():
-            raise ValueError(f"CheckpointConfig.checkpoint_score_attribute is {attribute!r}: choose an order: {choose}")
-        warn_once(f"the checkpoints with the highest {attribute} are kept, as in Ray: {choose}")
 
 
 class CheckpointUploadMode(enum.Enum):
@@ -400,7 +394,7 @@ class LoggingConfig:
 
     log_level: the lowest level of distrain's own lines, as in ``logging``: INFO shows progress, WARNING only what you
         should read, ERROR nothing.
-    ranks: the ranks whose output is shown; None, the default, shows all. The log files have everything.
+    ranks: the ranks whose output is shown, all by default. The log files have everything.
 
     >>> LoggingConfig(log_level="warning", ranks=[0]).log_level
     'WARNING'

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
+from distrain.cli.parsers import SITE
 from distrain.cli.text import echo, paint
 
 if TYPE_CHECKING:
     import argparse
 
 PAGE = Path(__file__).with_name("troubleshooting.md")
-SITE = "https://distrain.github.io/distrain"
 _FITS = 0.7
 """The part of a key's words and pairs of words that a text must have."""
 _IS_NEAR = 0.5
@@ -81,10 +81,9 @@ def run_explain(options: argparse.Namespace) -> int:
         print("Paste the error, then press Ctrl-D on a line of its own.", file=sys.stderr)
     given = " ".join(options.text) or sys.stdin.buffer.read().decode(errors="replace")
     word = given.strip().lower().removesuffix("s")
-    about = [topic for topic in topics() if re.fullmatch("[a-z]{3,}", word) and re.search(rf"\b{word}", topic.lower())]
-    for topic in about:
+    topic = next((one for one in topics() if word.isalpha() and re.search(rf"\b{word}", one.lower())), None)
+    if topic is not None:
         echo("\n  ".join([paint(topic, "1"), *topics()[topic]]))
-    if about:
         return 0
     nearest = explain(given)[:_MOST_ENTRIES]
     found = [(title, entry) for fit, title, entry in nearest if fit >= _FITS]

@@ -73,7 +73,7 @@ def _print_table(runs: Sequence[Run], columns: int | None) -> None:
 
 def _row(run: Run, now: float) -> list[str]:
     record = None if run.problem else run.last_report()
-    nan = broken(record["metrics"]) if record else ""
+    nan = broken(record["metrics"]).removeprefix(", but ") if record else ""
     return [
         run.name,
         paint(run.state, "33") if nan else coloured(run.state),

@@ -77,6 +77,8 @@ Names are looked up in --storage-path: by default that of the config file
   distrain run --as-ray ray_train.py
   distrain ls
   distrain logs last -f
+
+Documentation: https://distrain.github.io/distrain
 """
 
 
@@ -85,6 +87,8 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
 
     user_path: sys.path without the directory of the command.
     """
+    if "_ARGCOMPLETE" in os.environ:
+        import_module(f"distrain.cli.{COMMANDS['skill'][0]}").complete()
     command, rest = (arguments[0] if arguments else "--help"), list(arguments[1:])
     if command in ("--help", "-h", "help"):
         print(_HELP.format(**{name: text for name, (_, text) in COMMANDS.items()}), end="")

@@ -21,8 +21,7 @@ _MOST_METRICS = 12
 
 def summary(ended: Ended, status: RunStatus, retention: Retention | None = None) -> str:
     """Return the last lines of a run. retention: says which metric of a checkpoint is its score."""
-    nan = f", but {text}" if (text := broken(status.metrics)) else ""
-    lines = [f"{ended.how} after {duration(ended.seconds)}{nan}; results in {status.location}"]
+    lines = [f"{ended.how} after {duration(ended.seconds)}{broken(status.metrics)}; results in {status.location}"]
     return "\n    ".join([*lines, *_details(ended, status, retention)])
 
 

@@ -38,7 +38,6 @@ from distrain.hosts.host import hidden_gpus_problem
 from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, warn
 from distrain.system.remote_path import RemotePath
-from distrain.system.text import without_errno
 from distrain.transfer.project.module_origins import is_library
 from distrain.worker.job import job
 from distrain.worker.job.origin import script_of, stem_of
@@ -246,7 +245,7 @@ def _check_log_dir(log_dir: str | os.PathLike[str] | None) -> None:
             probe.write(b"distrain")
     except OSError as error:
         raise StorageError(
-            f"cannot write logs in {folder}: {without_errno(error)}; name another directory with RunConfig(log_dir=...)"
+            f"cannot write logs in {folder}: {error}; name another directory with RunConfig(log_dir=...)"
         ) from error
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -134,5 +134,5 @@ def advice_on(text: str) -> str:
         return "; free some space there, or choose another storage_path"
     if "Permission denied" in text:
         return "; ask for access to that place, or choose another storage_path"
-    unusable = map(os.strerror, (errno.ENOENT, errno.ENOTDIR, errno.EROFS))
-    return "; choose another storage_path" if any(why in text for why in unusable) else ""
+    is_unusable = re.search("No such file|Not a directory|Read-only file system", text)
+    return "; choose another storage_path" if is_unusable else ""

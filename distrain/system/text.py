@@ -162,13 +162,13 @@ def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def broken(metrics: Mapping[str, Any]) -> str:
-    """Say which metrics are NaN; empty if none is.
+    """Say which metrics are NaN, for the end of a sentence; empty if none is.
 
     >>> broken({"loss": float("nan"), "eval": {"loss": float("nan"), "accuracy": 0.5}})
-    'loss and eval/loss are nan'
+    ', but loss and eval/loss are nan'
     """
     names = [printable(name) for name, value in flatten(metrics).items() if value != value]
-    return f"{' and '.join(names[:3])} {'is' if len(names) == 1 else 'are'} nan" if names else ""
+    return f", but {' and '.join(names[:3])} {'is' if len(names) == 1 else 'are'} nan" if names else ""
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:

@@ -25,7 +25,7 @@ from distrain.system.notebook import cell_of, with_cells
 from distrain.system.peer_errors import blames_peer
 from distrain.system.pickling import pickled
 from distrain.system.text import LIBRARY_FILE, signal_in_words
-from distrain.worker.job.job import ScriptWork
+from distrain.worker.job.job import ScriptWork, TargetWork
 from distrain.worker.job.unpicklable import describe_unpicklable
 from distrain.worker.reporting.written_files import WrittenFiles
 
@@ -388,9 +388,10 @@ def _explanation(work: Work | None, error: BaseException, traceback_text: str) -
             "container), or use fewer (num_workers of the DataLoader, OMP_NUM_THREADS)"
         )
     elif "process group has not been initialized" in str(error):
+        text = "`distrain run script.py:main` sets it up, as TorchTrainer does; a whole script has to do so itself"
+    elif isinstance(work, TargetWork) and str(error).startswith("'dict' object has no attribute"):
         text = (
-            "nothing has set up the process group. `distrain run script.py:main` does, and then calls main(), and so "
-            "does TorchTrainer; a script that is run as a whole calls torch.distributed.init_process_group() first"
+            f"{work.target} is called with the values of --config and --set, a dict; it has to parse arguments itself"
         )
     elif problem := shared_memory_problem(traceback_text):
         text = problem

@@ -22,7 +22,6 @@ from distrain.coordinator.connection.choice import hosts_of
 from distrain.coordinator.fit import check_hosts, run_work
 from distrain.coordinator.run.error_screen import show_error
 from distrain.coordinator.run.errors import exit_code_of
-from distrain.decisions.placement import shares_of, workers_on
 from distrain.errors import DistrainError, ResourcesError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
@@ -36,7 +35,7 @@ from distrain.worker.job.job import TargetWork
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from distrain.cli.parsers import Parser
     from distrain.hosts.hostfile import HostSpec
@@ -67,7 +66,7 @@ def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_p
         work = work_of(options, user_path, is_needed=not options.check)
         checks = "deep" if options.deep else "launch"
         scaling = config_from(ScalingConfig, options, num_workers=_num_workers(options, hosts), checks=checks)
-        run = _run_config(options, hosts, scaling)
+        run = _run_config(options)
     except (ValueError, TypeError, OSError, ResourcesError) as error:
         parser.error(in_users_words(without_errno(error)))
     if options.check:
@@ -129,29 +128,17 @@ def _count_devices(kind: str) -> int:
     return len(gpus) or usable_cpus()
 
 
-def _run_config(options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: ScalingConfig) -> RunConfig:
+def _run_config(options: argparse.Namespace) -> RunConfig:
     return config_from(
         RunConfig,
         options,
         failure_config=config_from(FailureConfig, options),
         checkpoint_config=config_from(CheckpointConfig, options),
-        logging_config=config_from(LoggingConfig, options, ranks=_ranks_shown(options, hosts, scaling)),
+        logging_config=config_from(LoggingConfig, options),
         shipping_config=config_from(ShippingConfig, options),
         worker_runtime_env={"env_vars": environment_variables(options.env)},
         trackers=None if options.tracker is None else [parse_tracker(text) for text in options.tracker],
     )
-
-
-def _ranks_shown(
-    options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: ScalingConfig
-) -> Collection[int] | None:
-    """Return the ranks whose output is shown; for local ranks, those that have them while no host is lost."""
-    shown: Collection[int] | None = options.ranks_shown
-    if (local := options.local_ranks_filter) is not None:
-        slots = {host.name: host.slots for host in hosts}
-        shares = list(shares_of(slots, workers_on(slots, scaling)).values())
-        shown = [sum(shares[:i]) + rank for i, share in enumerate(shares) for rank in local if rank < share]
-    return shown
 
 
 # -- actions ---------------------------------------------------------------------------------------------------------

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.cli.parsers import Parser, add_config_file
-from distrain.cli.run.config_options import add_options_of, parse_ranks
+from distrain.cli.run.config_options import add_options_of
 from distrain.hosts.hostfile import ALWAYS_SET
 from distrain.system import __version__
 from distrain.system.text import did_you_mean
@@ -18,7 +19,7 @@ from distrain.system.text import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_WITHOUT_EFFECT = (
+WITHOUT_EFFECT = (
     *("duplicate-stderr-filters", "duplicate-stdout-filters", "event-log-handler", "local-addr"),
     *("log-line-prefix-template", "logs-specs", "master-addr", "master-port", "monitor-interval", "node-rank"),
     *("rdzv-backend", "rdzv-conf", "rdzv-endpoint", "rdzv-id", "redirects", "role", "tee"),
@@ -58,6 +59,12 @@ exit codes: 0; after a failure that of the culprit (1 for an exception, 128 + n 
 """
 
 
+_CHECK = "Check if the hosts can train together; run nothing. All other options of `distrain run` are allowed, too."
+_OF_CHECK = {field.name for config in (ScalingConfig, ShippingConfig) for field in fields(config)}
+_OF_CHECK |= {"deep", "env", "help", "json", "no_config", "num_workers", "on", "storage_path", "target"}
+"""What the options of ``distrain check`` that its help shows set."""
+
+
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line. What follows the target belongs to it."""
     options, unknown = parser.parse_known_args(arguments)
@@ -82,7 +89,7 @@ def is_function(target: str) -> bool:
 
 def ignored_options(options: argparse.Namespace) -> list[str]:
     """Return the options of torchrun that were given and have no effect here."""
-    return [f"--{name}" for name in _WITHOUT_EFFECT if getattr(options, name.replace("-", "_")) is not None]
+    return [f"--{name}" for name in WITHOUT_EFFECT if getattr(options, name.replace("-", "_")) is not None]
 
 
 def make_parser(prog: str = "python -m distrain.launch") -> Parser:
@@ -104,13 +111,15 @@ def make_parser(prog: str = "python -m distrain.launch") -> Parser:
     add_config_file(parser.add_argument_group("config file (distrain.toml, or [tool.distrain] in pyproject.toml)"))
     add = parser.add_argument_group("for checks and programs").add_argument
     add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
-    add(
-        "--json", action="store_true", help="write a JSON object at the end (docs/json.md); other output goes to stderr"
-    )
+    add("--json", action="store_true", help="write a JSON object at the end; other output goes to stderr")
     _add_target(parser)
+    if prog.endswith(" check"):
+        parser.description, parser.epilog = _CHECK, None
+        for action in [action for action in parser._actions if action.dest not in _OF_CHECK]:
+            action.help = argparse.SUPPRESS
     for name in ("standalone", "run-path"):  # what distrain does in any case
         parser.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS)
-    for name in ("nnodes", *_WITHOUT_EFFECT):
+    for name in ("nnodes", *WITHOUT_EFFECT):
         short = (_SHORT[name],) if name in _SHORT else ()
         parser.add_argument(*short, f"--{name}", help=argparse.SUPPRESS)
     known = parser._option_string_actions
@@ -154,15 +163,6 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
         "DISTRAIN_TRACKERS)",
     )
     add_options_of(LoggingConfig, add)
-    ranks = group.add_mutually_exclusive_group().add_argument
-    shown = "ranks whose output is shown here (default: all); the logs have everything"
-    ranks("--ranks-shown", type=parse_ranks, metavar="0,2-5", help=shown)
-    ranks(
-        "--local-ranks-filter",
-        type=parse_ranks,
-        metavar="0,2-5",
-        help="the same, for the local ranks of each host",
-    )
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:

@@ -34,9 +34,8 @@ def work_of(options: argparse.Namespace, user_path: Sequence[str], *, is_needed:
         return job.FunctionWork(backend=backend, function=print, config={})
     if options.target is None:
         raise ValueError("nothing to run: name a script, `-m MODULE`, or file.py:function")
-    if "::" in options.target or options.target.endswith("()"):
-        plain = options.target.replace("::", ":").removesuffix("()")
-        raise ValueError(f"{options.target!r}: name a function as {plain}")
+    if "::" in options.target:
+        raise ValueError(f"{options.target!r}: name a function as {options.target.replace('::', ':')}")
     if is_function(options.target):
         if (home := options.target.rpartition(":")[0]).endswith(".py"):
             _existing(home)
@@ -60,9 +59,8 @@ def say_what_is_misplaced(parser: argparse.ArgumentParser, options: argparse.Nam
     home = target.rpartition(":")[0] if is_function(target) else target
     file = home if os.path.isfile(home) else _source_of_module(home, [os.getcwd(), *path])
     source = Path(file).read_text(errors="replace").replace("-", "_") if file else ""
-    words = dict.fromkeys(word.partition("=")[0] for word in arguments if word.startswith("--"))
-    names = [w for w in words if w in parser._option_string_actions and w[2:].replace("-", "_") not in source]
-    if names:
+    known = {name for name in parser._option_string_actions if name[2:].replace("-", "_") not in source}
+    if names := [name for word in arguments if (name := word.partition("=")[0]) in known and name[:2] == "--"]:
         warn(f"{', '.join(names)}: goes to {target}, as it follows it; options of distrain come before {target}")
 
 

@@ -281,7 +281,7 @@ class RunStore(ABC):
 
     def announce_wait(self) -> None:
         """Tell the user that the run waits for its storage."""
-        say(f"waiting until everything is written to {self.location}; press Ctrl-C to stop waiting")
+        say(f"waiting for the storage, {self.location}; press Ctrl-C to stop waiting")
 
     # -- small files ----------------------------------------------------------------------------------------------
 

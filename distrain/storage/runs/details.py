@@ -164,8 +164,7 @@ def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[_Event], 
     if (hang := hang_of(run, last, events)) is not None:
         how = "it has hung" if run.state == RUNNING else "it hung"
         text += f"; {how} for {duration(run.until(last) - hang['since'])}: {str(hang['text'])[:_LONGEST_HANG]}"
-    if last is not None and (nan := broken(last["metrics"])):
-        text += f", but {nan}"
+    text += broken(last["metrics"]) if last else ""
     if (restarts := len(run.attempts_now) - 1) > 0:
         text += f", after {count(restarts, 'restart')}"
     if run.state in (STOPPED, KILLED):

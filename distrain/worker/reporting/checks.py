@@ -60,7 +60,7 @@ def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> No
     if not isinstance(checkpoint, Checkpoint):
         raise TypeError(
             f"report(): checkpoint must be a distrain.Checkpoint, got {checkpoint!r:.80} "
-            f"({type(checkpoint).__name__}); use Checkpoint.from_directory(path)"
+            f"({type(checkpoint).__name__}); use Checkpoint.from_directory(path) or .from_dict(values)"
         )
     if not checkpoint.path or checkpoint.remote_path is not None:  # made from a dict, or remote
         return
