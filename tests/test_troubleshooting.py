@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distrain.cli.explaining import SITE, entries, explain, explain_parser, run_explain, topics
+from distrain.cli.explaining import entries, explain, explain_parser, run_explain, topics
 from tests.error_texts import covers, texts
 
 OF_OTHERS = {
@@ -84,7 +84,7 @@ def test_links_are_addresses_and_what_fits_nothing_names_the_nearest() -> None:
     assert (near.returncode, near.stdout) == (1, "")
     assert near.stderr.startswith("no entry fits; the nearest:\n  is not the one of the checkpoint: …\ntopics: ")
     for text in ("\n", "the checkpoint is on the moon", "finished after 3.6 s at report 3; try again"):
-        nothing = f"no entry fits\ntopics: {', '.join(topics())}\nall: {SITE}/troubleshooting.html\n"
+        nothing = f"no entry fits\ntopics: {', '.join(topics())}\n"
         assert explained(text=text).stderr == nothing
 
 

@@ -351,11 +351,9 @@ class CheckpointConfig:
         check_fields(self, check_type, "checkpoint_score_attribute", kind=str, optional=True)
         if vars(self)["checkpoint_score_order"] is None:
             object.__setattr__(self, "checkpoint_score_order", "max")
-            if LOWEST_IS_BEST.search(metric := self.checkpoint_score_attribute or ""):
-                choose = (
-                    'CheckpointConfig(checkpoint_score_order="min") keeps the lowest values, and '
-                    'CheckpointConfig(checkpoint_score_order="max") the highest'
-                )
+            metric = self.checkpoint_score_attribute or ""
+            if LOWEST_IS_BEST.search(metric.lower()):
+                choose = 'checkpoint_score_order="min" keeps the lowest ones, checkpoint_score_order="max" the highest'
                 if not is_asked_for_as_ray():
                     raise ValueError(f"CheckpointConfig.checkpoint_score_attribute is {metric!r}: {choose}; choose one")
                 warn_once(f"the checkpoints with the highest {metric} are kept, as in Ray: {choose}")

@@ -93,5 +93,4 @@ def run_explain(options: argparse.Namespace) -> int:
     if not found:
         titles = "".join(f"\n  {title}" for fit, title, _ in nearest if fit > _IS_NEAR)
         echo(f"no entry fits{titles and '; the nearest:'}{titles}\ntopics: {', '.join(topics())}", sys.stderr)
-        echo(f"all: {SITE}/troubleshooting.html", sys.stderr)
     return 0 if found else 1

@@ -12,10 +12,9 @@ from distrain.system.text import flatten as flatten
 
 LOWEST_IS_BEST = re.compile(
     "loss|error|perplexity|cross_?entropy|seconds|latency"
-    "|(?<![a-z])(err|ppl|nll|bp[bc]|r?msl?e|mae|s?mape|wer|cer|fid|time)(?![a-z])",
-    re.IGNORECASE,
+    "|(?<![a-z])(err|ppl|nll|bp[bc]|r?msl?e|mae|s?mape|wer|cer|fid|time)(?![a-z])"
 )
-"""Names of metrics of which the lowest value usually is the best. JavaScript reads the pattern, too."""
+"""Names, in lower case, of metrics of which the lowest value usually is the best. JavaScript reads the pattern, too."""
 
 
 class Retention(Protocol):

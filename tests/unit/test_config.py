@@ -260,7 +260,7 @@ def test_resources_of_a_worker_are_counted_as_ray_does(scaling: ScalingConfig, r
 
 @pytest.mark.parametrize("name", ["loss", "val_loss", "eval/lossMean", "val_WER", "top1_error", "rmse", "valid-ppl"])
 def test_for_a_metric_that_should_be_low_an_order_is_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r'"min"\) keeps the lowest .*="max"\) the highest'):
+    with pytest.raises(ValueError, match=r'order="min" keeps the lowest ones, .*="max" the highest'):
         CheckpointConfig(num_to_keep=3, checkpoint_score_attribute=name)
     for order in ("min", "max"):
         chosen = CheckpointConfig(checkpoint_score_attribute=name, checkpoint_score_order=order)  # type: ignore[arg-type]

@@ -76,8 +76,9 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 def _refuse_unknown(parser: argparse.ArgumentParser, option: str) -> NoReturn:
     if instead := _INSTEAD.get(option.lstrip("-").replace("_", "-")):
         parser.error(f"there is no option {option}; {instead}")
-    names = [name[2:] for name in parser._option_string_actions if name.startswith("--")]
-    hint = did_you_mean(option.lstrip("-"), names, prefix="--")
+    shown = {name: one for name, one in parser._option_string_actions.items() if one.help != argparse.SUPPRESS}
+    names = [name[2:] for name in shown if name.startswith("--") and "_" not in name]
+    hint = did_you_mean(option.lstrip("-").replace("_", "-"), names, prefix="--")
     parser.error(f"there is no option {option}{hint or '; options of a script come after its name'} (see --help)")
 
 

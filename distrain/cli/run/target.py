@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.cli.run.options import is_function
 from distrain.system.log import warn
+from distrain.system.text import did_you_mean, without_errno
 from distrain.worker.job import job
 from distrain.worker.job.early_variables import sets_early
 
@@ -92,7 +93,7 @@ def _existing(path: str) -> str:
     if Path(path).is_dir():
         raise ValueError(f"{path!r} is a directory; name a script in it, or run a package with -m")
     if not Path(path).is_file():
-        raise ValueError(f"there is no file {path!r} in {os.getcwd()}")
+        raise ValueError(f"there is no file {path!r} in {os.getcwd()}{did_you_mean(path, os.listdir())}")
     return path
 
 
@@ -111,6 +112,7 @@ def _source_of_module(name: str, path: Sequence[str]) -> str | None:
 
 def _refuse_config(options: argparse.Namespace, kind: str) -> None:
     if options.config or options.set:
+        _config(options)  # its own mistakes come first
         raise ValueError(f"--config and --set are for functions (file.py:function); {kind} has arguments of its own")
 
 
@@ -127,8 +129,8 @@ def _config(options: argparse.Namespace) -> dict[str, Any]:
 def _config_file(path: str) -> dict[str, Any]:
     try:
         config = json.loads(Path(path).read_text())
-    except ValueError as error:
-        raise ValueError(f"--config {path}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--config {path}: must name a JSON file: {without_errno(error)}") from None
     if not isinstance(config, dict):
         raise ValueError(f"--config {path}: must hold a JSON object, holds a {type(config).__name__}")
     return config

@@ -18,7 +18,6 @@ from distrain.coordinator.connection.transport import (
 )
 from distrain.errors import HostfileError
 from distrain.hosts.hostfile import HostSpec, check_transport, parse_hostfile, parse_hosts, split_ssh_args
-from distrain.system.text import without_errno
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,7 +63,7 @@ def _read(path: str, named_by: str) -> tuple[HostSpec, ...]:
     try:
         text = Path(path).expanduser().read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise HostfileError(f"{named_by}the hostfile {path!r} cannot be read: {without_errno(error)}") from error
+        raise HostfileError(f"{named_by}the hostfile {path!r} cannot be read: {error}") from error
     return parse_hostfile(text, path)
 
 

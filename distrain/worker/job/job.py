@@ -23,6 +23,7 @@ from distrain.hosts.host import MIRROR
 from distrain.system.log import warn
 from distrain.system.notebook import cell_of
 from distrain.system.pickling import pickled
+from distrain.system.text import did_you_mean
 from distrain.worker.job.functions import call_with_config, check_signature, name_of
 from distrain.worker.job.preload import makes_optimizers, third_party_modules
 from distrain.worker.job.unpicklable import NamedValue, find_unpicklable
@@ -142,7 +143,7 @@ class TargetWork(Work):
             module = importlib.import_module(home)
         function = getattr(module, name, None)
         if not callable(function):
-            raise JobError(f"{self.target}: {home} has no function {name!r}")
+            raise JobError(f"{self.target}: {home} has no function {name!r}{did_you_mean(name, vars(module))}")
         return check_signature(function)
 
 
