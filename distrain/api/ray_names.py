@@ -44,6 +44,7 @@ _TPU = "TPUs are not supported"
 _TRAIN = "distrain itself replaces ray.train and ray.air: `import distrain as train`, `from distrain import session`"
 
 MISSING = {
+    **{name: f"it is distrain.torch.{name}" for name in ("TorchTrainer", "prepare_data_loader", "prepare_model")},
     "Callback": "derive from distrain.UserCallback",
     "DataIterator": "it is distrain.data.DataIterator",
     "Dataset": "it is distrain.data.Dataset",
@@ -90,7 +91,7 @@ MISSING = {
     "xgboost": _FRAMEWORK,
     "xla": _TPU,
 }
-"""Names of Ray without a counterpart here, and what to do instead."""
+"""Names of Ray without a counterpart here, or in another module, and what to do instead."""
 
 IGNORED = {
     "checkpoint_at_end": "report a checkpoint at the end of train_func",

@@ -183,3 +183,11 @@ def test_resources_as_ray_counts_them() -> None:
     scaling = ScalingConfig(num_workers=4, resources_per_worker={"CPU": 2, "TPU": 0})
     assert scaling.total_resources == {"CPU": 8}
     assert (scaling.num_cpus_per_worker, scaling.num_gpus_per_worker) == (2, 0)
+
+
+def test_what_is_in_another_module_is_named() -> None:
+    for name in ("TorchTrainer", "prepare_model"):
+        with pytest.raises(ImportError, match=f"distrain has no '{name}': it is distrain.torch.{name}"):
+            exec(f"from distrain import {name}")
+    with pytest.raises(TypeError, match=r"scaling_config must be a distrain\.ScalingConfig or None, got 3"):
+        TorchTrainer(train, scaling_config=3)  # type: ignore[arg-type]

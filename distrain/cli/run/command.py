@@ -13,7 +13,7 @@ from distrain.api.tracker import parse_tracker
 from distrain.cli.run.check import as_json, show
 from distrain.cli.run.config_options import config_from, named_options
 from distrain.cli.run.driver import driver_of, is_for_ray
-from distrain.cli.run.options import environment_variables, ignored_options, make_parser
+from distrain.cli.run.options import WITHOUT_EFFECT, environment_variables, make_parser
 from distrain.cli.run.settings import parse_with_file
 from distrain.cli.run.target import say_what_is_misplaced, work_of, workers_path
 from distrain.cli.showing import details_of
@@ -59,8 +59,8 @@ def run_command(
 
 
 def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_path: Sequence[str]) -> int:
-    if ignored := ignored_options(options):
-        warn(f"{', '.join(ignored)}: no effect; these options are for torchrun only")
+    if ignored := [name for name in WITHOUT_EFFECT if getattr(options, name.replace("-", "_")) is not None]:
+        warn(f"--{', --'.join(ignored)}: no effect; these options are for torchrun only")
     try:
         hosts = _hosts(options)
         work = work_of(options, user_path, is_needed=not options.check)

@@ -88,11 +88,6 @@ def is_function(target: str) -> bool:
     return bool(colon) and name.isidentifier() and not Path(target).exists()
 
 
-def ignored_options(options: argparse.Namespace) -> list[str]:
-    """Return the options of torchrun that were given and have no effect here."""
-    return [f"--{name}" for name in WITHOUT_EFFECT if getattr(options, name.replace("-", "_")) is not None]
-
-
 def make_parser(prog: str = "python -m distrain.launch") -> Parser:
     """Make the parser of the command line. ``tests/cli/launch_help.txt`` holds its ``--help``."""
     parser = Parser(

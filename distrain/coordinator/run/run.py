@@ -363,6 +363,8 @@ def _check_intact(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError for a checkpoint that does not exist or is damaged."""
     if not checkpoint.exists():
         raise CheckpointError(f"resume_from_checkpoint: {absence_of(checkpoint.path)}")
+    if checkpoint.path and (Path(checkpoint.path) / "run.json").exists():
+        raise CheckpointError(f"resume_from_checkpoint: {checkpoint.path} is a run; name a checkpoint in it")
     damage = None
     try:
         if checkpoint.path:
