@@ -387,9 +387,9 @@ def _explanation(work: Work | None, error: BaseException, traceback_text: str) -
             "this process may start no more threads or processes: raise the limit (ulimit -u, or pids.max of the "
             "container), or use fewer (num_workers of the DataLoader, OMP_NUM_THREADS)"
         )
-    elif "process group has not been initialized" in str(error):
+    elif "process group has not been initialized" in traceback_text:
         text = "`distrain run script.py:main` sets it up, as TorchTrainer does; a whole script has to do so itself"
-    elif isinstance(work, TargetWork) and str(error).startswith("'dict' object has no attribute"):
+    elif isinstance(work, TargetWork) and "Error: 'dict' object has no attribute" in traceback_text:
         text = (
             f"{work.target} is called with the values of --config and --set, a dict; it has to parse arguments itself"
         )
