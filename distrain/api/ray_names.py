@@ -71,12 +71,13 @@ _ADVICE = {
     "exit the loop in train_func instead": "stop",
 }
 _HOMES = """
-    data.DataIterator data.Dataset jax.JaxConfig jax.JaxTrainer xgboost.XGBoostConfig xgboost.XGBoostTrainer
+    data.DataIterator data.Dataset jax.JaxConfig jax.JaxTrainer torch.TorchTrainer torch.prepare_data_loader
+    torch.prepare_model xgboost.XGBoostConfig xgboost.XGBoostTrainer
 """
 MISSING = {home.partition(".")[2]: f"it is distrain.{home}" for home in _HOMES.split()} | {
     name: advice for advice, names in _ADVICE.items() for name in names.split()
 }
-"""Names of Ray without a counterpart here, and what to do instead."""
+"""Names of Ray without a counterpart here, or in another module, and what to do instead."""
 
 IGNORED = {
     "checkpoint_at_end": "report a checkpoint at the end of train_func",

@@ -52,7 +52,7 @@
   const now = () => (isLive ? Date.now() / 1000 + skew : data.now);
   const ago = (time) => `${duration(Math.max(0, now() - time)).split(" ")[0]} ago`;
   const isActive = (row) => row.state === "running" || row.state === "starting";
-  const GOOD_IF_LOW = new RegExp(data.lowIsGood, "i");
+  const GOOD_IF_LOW = new RegExp(data.lowestIsBest, "i");
   const isLowest = () => (view.best ? view.best === "lowest" : GOOD_IF_LOW.test(view.metric));
   const curve = (row, metric = view.metric) => row.curves[metric];
   const best = (row) => { const found = curve(row); return found && (isLowest() ? found.low : found.high); };

@@ -7,9 +7,9 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
-from distrain.page.reports import LOW_IS_GOOD
 from distrain.page.writer import fill, write_page
 from distrain.storage.files import write_output
+from distrain.storage.retention import LOWEST_IS_BEST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ def board_document(board: Board, data: Mapping[str, Any], *, is_live: bool = Fal
     data: of the board. is_live: whether a server answers what the page asks; otherwise it asks nothing.
     pages: the folder beside the document that has the pages of the runs, if there is one.
     """
-    facts = {"storage": str(board.storage), "isLive": is_live, "pages": pages, "lowIsGood": LOW_IS_GOOD}
+    facts = {"storage": str(board.storage), "isLive": is_live, "pages": pages, "lowestIsBest": LOWEST_IS_BEST.pattern}
     return fill("board", {**data, **facts})
 
 

@@ -53,7 +53,7 @@ def run_debug(options: argparse.Namespace) -> int:
             echo(request(run, STACKS))
             said = user.hear()
         if not said or said[0].closed is not None:
-            raise NoSuchRun((said and said[0].closed) or "the run has ended")
+            raise NoSuchRun(said[0].closed or f"rank {rank} continues" if said else "the run has ended")
         relay(user, said)
     return 0
 
@@ -79,7 +79,7 @@ def relay(user: _Terminal | _Editor, said: list[wire.DebuggerSays]) -> None:
                 echo(message.closed or f"rank {user.rank} continues")
                 return
         said = user.listen()
-    echo("the run has ended")
+    echo(f"the connection to rank {user.rank} has ended; `distrain ls` says whether its run has")
 
 
 class _User:
@@ -136,9 +136,9 @@ def _answer(prompt: str) -> bytes:
     while True:
         try:
             return f"{input(prompt)}\n".encode(errors="replace")
-        except (KeyboardInterrupt, EOFError) as end:
+        except (KeyboardInterrupt, EOFError, RuntimeError) as end:  # RuntimeError: stdin is closed
             print()
-            if isinstance(end, EOFError):
+            if not isinstance(end, KeyboardInterrupt):
                 return b""
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
 from distrain.cli.text import age, coloured, cut, echo, metrics_line, paint, screen, table, width_of, write_json
+from distrain.storage.retention import LOWEST_IS_BEST
 from distrain.storage.runs.listing import FOREIGN, Run, WrongArgument, differing, list_runs, storage_at
 from distrain.storage.runs.notes import Notes
-from distrain.system.text import did_you_mean, number, printable
+from distrain.system.text import broken, did_you_mean, number, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -72,14 +73,13 @@ def run_ls(options: argparse.Namespace) -> int:
 def _best(runs: Sequence[Run], metric: str) -> dict[str, float]:
     """Return the best value of a metric, the best run first, by the paths of those that have one."""
     from distrain.page.facts import Facts  # it takes a while
-    from distrain.page.reports import is_best_low
 
     reports = {run.path: Facts(run, run.location).reports for run in runs if run.manifest}
     found = {path: value for path, one in reports.items() if (value := one.best(metric)) is not None}
     if not found:
         hint = did_you_mean(metric, {name for one in reports.values() for name in one.curves})
         raise WrongArgument(f"no run has reported a number {metric!r}{hint}")
-    return dict(sorted(found.items(), key=lambda item: item[1], reverse=not is_best_low(metric)))
+    return dict(sorted(found.items(), key=lambda item: item[1], reverse=not LOWEST_IS_BEST.search(metric.lower())))
 
 
 def _print_table(runs: Sequence[Run], columns: int | None, best: tuple[str, dict[str, float]] | None) -> None:
@@ -88,7 +88,7 @@ def _print_table(runs: Sequence[Run], columns: int | None, best: tuple[str, dict
     longest = max(len(run.path) if columns is None else max(columns // 2, len(run.name)) for run in runs)
     names = [run.path[start:] if len(run.path) - start <= longest else f"…{run.path[1 - longest :]}" for run in runs]
     now, heads = time.time(), ["NAME", "STATE", "LAST METRICS"]
-    rows = [heads, *([name, coloured(run.state), _metrics(run)] for name, run in zip(names, runs, strict=True))]
+    rows = [heads, *([name, *_state_and_metrics(run)] for name, run in zip(names, runs, strict=True))]
     more = [
         ["AGE", *(age(now - run.began) if run.began else "" for run in runs)],
         ["RANKS", *(str(run.ranks or "") for run in runs)],
@@ -113,6 +113,9 @@ def _print_table(runs: Sequence[Run], columns: int | None, best: tuple[str, dict
     echo("\n".join(table(rows, columns, right=[n for n, head in enumerate(heads) if head in ("AGE", "RANKS")])))
 
 
-def _metrics(run: Run) -> str:
+def _state_and_metrics(run: Run) -> tuple[str, str]:
     record = None if run.problem else run.last_report()
-    return run.problem if record is None else metrics_line(record["metrics"])
+    if record is None:
+        return coloured(run.state), run.problem
+    metrics, nan = metrics_line(record["metrics"]), broken(record["metrics"]).removeprefix(", but ")
+    return (paint(run.state, "33"), f"{nan}: {metrics}") if nan else (coloured(run.state), metrics)

@@ -51,6 +51,8 @@ Names are looked up in --storage-path: by default that of the config file
   distrain run --num-workers 4 train.py --epochs 3
   distrain run --as-ray ray_train.py
   distrain logs last -f
+
+Documentation: https://distrain.github.io/distrain
 """
 
 
@@ -64,6 +66,8 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
 
     user_path: sys.path without the directory of the command.
     """
+    if "_ARGCOMPLETE" in os.environ:
+        import_module(f"distrain.cli.{COMMANDS['skill'][0]}").complete()
     command, rest = (arguments[0] if arguments else "--help"), list(arguments[1:])
     if command in ("--help", "-h", "help"):
         print(_help(), end="")
@@ -114,9 +118,10 @@ def _run(name: str, function: Callable[[], int]) -> int:
         from distrain.cli.text import echo
         from distrain.errors import DistrainError
         from distrain.storage.runs.listing import WrongArgument
+        from distrain.system.text import without_errno
 
         if not isinstance(error, (DistrainError, WrongArgument, OSError, ImportError)):
             raise
-        echo(f"distrain {name}: error: {error}", sys.stderr)
+        echo(f"distrain {name}: error: {without_errno(error)}", sys.stderr)
         return 2
     return code

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from distrain.storage.runs.listing import Run
     from distrain.system.remote_path import RemotePath
 
+SITE = "https://distrain.github.io/distrain"
 _DEFAULT = "(default: that of the config file, else ~/distrain_results)"
 
 
@@ -87,7 +88,7 @@ def add_config_file(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the option that has a command write for programs."""
-    parser.add_argument("--json", action="store_true", help="write a JSON object (docs/json.md)")
+    parser.add_argument("--json", action="store_true", help=f"write a JSON object ({SITE}/json.html)")
 
 
 def storage_of(options: argparse.Namespace) -> Path | RemotePath:

@@ -7,6 +7,7 @@ import textwrap
 import time
 import warnings
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.runs import info_of
@@ -98,10 +99,11 @@ def run_in_words(run: Run, columns: int) -> str:
     """Return one screen of text about a run."""
     found = Facts(run, run.location)
     shown, width = Details(found), columns - _INDENT
-    lines = [textwrap.fill(f"{run.name}: {shown.verdict}", columns, break_on_hyphens=False)]
+    wrap = partial(textwrap.wrap, break_on_hyphens=False, break_long_words=False)  # paths stay whole
+    lines = wrap(f"{run.name}: {shown.verdict}", columns)
     for label, text in _facts(shown):
         text = printable(cut(text, _LONGEST))
-        lines += _labelled(label, textwrap.wrap(text, max(columns - _INDENT, 30), break_on_hyphens=False))
+        lines += _labelled(label, wrap(text, max(width, 30)))
     lines += _labelled("attempts", _lines(attempts_table(found), width, _MOST_ATTEMPTS, "attempt", -1))  # no hosts
     lines += _labelled("changes", _changes(shown, width))
     lines += _labelled("metrics", _metrics(shown, width))

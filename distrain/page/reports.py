@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distrain.page.envelope import MOST_POINTS, Envelope
+from distrain.storage.retention import LOWEST_IS_BEST
 from distrain.system.text import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MOST_METRICS = 100
-LOW_IS_GOOD = r"loss|error|perplexity|seconds|latency|(?<![a-z])(err|ppl|nll|r?mse|mae|wer|cer|fid|time)(?![a-z])"
-"""Names of metrics whose best value is the lowest, as a pattern for Python and for JavaScript."""
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 MOST_ATTEMPTS = MOST_RANKS = 100_000
 """Lines of other ranks and attempts count as damaged."""
-
-
-def is_best_low(metric: str) -> bool:
-    """Return whether the lowest value of a metric is the best one."""
-    return re.search(LOW_IS_GOOD, metric, re.IGNORECASE) is not None
 
 
 @dataclass(slots=True)
@@ -125,7 +118,7 @@ class Reports:
     def best(self, metric: str) -> float | None:
         """Return the lowest value of a loss or an error, else the highest; None without one."""
         curve = self.curves.get(metric)
-        point = curve and (curve.lowest if is_best_low(metric) else curve.highest)
+        point = curve and (curve.lowest if LOWEST_IS_BEST.search(metric.lower()) else curve.highest)
         return point[1] if point else None
 
     def _begin(self, attempt: int) -> AttemptReports:

@@ -25,6 +25,15 @@ def is_full_disk(text: str) -> bool:
     return any(message in text for message in _FULL_DISK)
 
 
+def without_errno(error: Exception) -> str:
+    """Return the text of an error without the number that Python puts in front of it.
+
+    >>> without_errno(FileNotFoundError(2, "No such file or directory", "x"))
+    "No such file or directory: 'x'"
+    """
+    return re.sub(r"^\[Errno \d+\] ", "", str(error))
+
+
 def printable(text: str) -> str:
     """Return the text in one line, without characters that a terminal would act on."""
     return "".join(char if char.isprintable() else " " for char in text)
@@ -156,6 +165,16 @@ def leaves(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from leaves(value, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", value
+
+
+def broken(metrics: Mapping[str, Any]) -> str:
+    """Say which metrics are NaN, for the end of a sentence; empty if none is.
+
+    >>> broken({"loss": float("nan"), "eval": {"loss": float("nan"), "accuracy": 0.5}})
+    ', but loss and eval/loss are nan'
+    """
+    names = [printable(name) for name, value in flatten(metrics).items() if value != value]
+    return f", but {' and '.join(names[:3])} {'is' if len(names) == 1 else 'are'} nan" if names else ""
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:

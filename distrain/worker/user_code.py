@@ -30,7 +30,7 @@ from distrain.system.notebook import cell_of, with_cells
 from distrain.system.peer_errors import blames_peer
 from distrain.system.pickling import pickled
 from distrain.system.text import LIBRARY_FILE, signal_in_words
-from distrain.worker.job.job import ScriptWork
+from distrain.worker.job.job import ScriptWork, TargetWork
 from distrain.worker.job.unpicklable import describe_unpicklable
 from distrain.worker.places import at, no_collection, outwards, place_of
 from distrain.worker.reporting.written_files import WrittenFiles
@@ -431,6 +431,12 @@ def _explanation(work: Work | None, error: BaseException, traceback_text: str) -
         text = (
             "this process may start no more threads or processes: raise the limit (ulimit -u, or pids.max of the "
             "container), or use fewer (num_workers of the DataLoader, OMP_NUM_THREADS)"
+        )
+    elif "process group has not been initialized" in traceback_text:
+        text = "`distrain run script.py:main` sets it up, as TorchTrainer does; a whole script has to do so itself"
+    elif isinstance(work, TargetWork) and "Error: 'dict' object has no attribute" in traceback_text:
+        text = (
+            f"{work.target} is called with the values of --config and --set, a dict; it has to parse arguments itself"
         )
     elif problem := shared_memory_problem(traceback_text):
         text = problem

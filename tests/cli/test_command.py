@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 TRAIN = """
 import time
 from pathlib import Path
+from types import ModuleType
 import distrain
 
 def main(config):
@@ -119,7 +121,7 @@ def test_a_wrong_command_line_is_one_line(distrain: Command, arguments: tuple[st
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_skill_has_the_rules_and_every_command(distrain: Command) -> None:
+def test_the_skill_has_the_rules_an_example_and_every_command(distrain: Command, tmp_path: Path) -> None:
     text = distrain("skill").stdout
     assert re.match(r"---\nname: distrain\ndescription: .+\n---\n", text)
     for name in ("run", "drill", *COMMANDS):
@@ -129,6 +131,31 @@ def test_the_skill_has_the_rules_and_every_command(distrain: Command) -> None:
     assert mentioned <= {*LAUNCHING, *COMMANDS, "COMMAND"}
     options = {option for line in re.findall(r"`distrain run [^`]*`", text) for option in re.findall(r"--[\w-]+", line)}
     assert options <= make_parser()._option_string_actions.keys()
+    example = re.findall(r"```python\n(.+?)```", text, re.DOTALL)[0]
+    (tmp_path / "train.py").write_text(example)
+    lines = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)}, capture_output=True
+    )
+    assert b"checkpoint_000002" in lines.stdout, lines.stderr
+
+
+def test_the_help_of_check_has_its_own_options_and_it_takes_all(distrain: Command) -> None:
+    shown = set(re.findall(r"--[a-z][\w-]*", distrain("check", "--help").stdout))
+    assert {"--hosts", "--deep", "--ship", "--json", "--storage-path"} <= shown
+    assert not {"--max-failures", "--num-to-keep", "--name", "--set", "--as-ray"} & shown
+    assert "error: --max-failures must be an int" in distrain("check", "--max-failures", "-3").stderr
+    Path("distrain.toml").write_text("max-failures = -3\n")
+    assert "error: --max-failures must be an int" in distrain("check").stderr
+    Path("distrain.toml").write_text("node-rank = 3\n")
+    assert "config files have no option node-rank" in distrain("check").stderr
+
+
+def test_a_shell_completes_commands_and_their_options(distrain: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ModuleType("argcomplete")
+    monkeypatch.setattr(asked, "autocomplete", lambda parser: print(parser.format_help()), raising=False)
+    monkeypatch.setitem(sys.modules, "argcomplete", asked)
+    monkeypatch.setenv("_ARGCOMPLETE", "1")
+    assert set(re.findall(r"{(.+?)}", distrain("--version").stdout)[0].split(",")) == {*LAUNCHING, *COMMANDS}
 
 
 def test_commands_look_for_runs_where_the_config_file_says(distrain: Command, tmp_path: Path) -> None:
@@ -176,7 +203,8 @@ def test_a_list_fits_the_terminal(
     assert shown[1].startswith("train-2026-11-24_01-02-03-000000  finished")
     assert ("SCRIPT" in shown[0]) == (columns == 120)
     assert shown[-1] == "... and 9 more; --all lists them"
-    assert max(map(len, distrain("show", "last", "--storage-path", str(tmp_path)).stdout.splitlines())) <= columns
+    words = distrain("show", "last", "--storage-path", str(tmp_path)).stdout.splitlines()
+    assert max(len(line) for line in words if str(tmp_path) not in line) <= columns  # a path stays whole
 
 
 # -- a finished run --------------------------------------------------------------------------------------------------

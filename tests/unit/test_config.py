@@ -105,6 +105,7 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
     (FailureConfig, "host_lease_s", 0.5),
     (FailureConfig, "host_wait_s", -1.0),
     (CheckpointConfig, "num_to_keep", 0),
+    (CheckpointConfig, "checkpoint_score_attribute", "eval/loss"),
     (CheckpointConfig, "checkpoint_score_order", "lowest"),
     (CheckpointConfig, "checkpoint_ranks", []),
     (CheckpointConfig, "checkpoint_ranks", [0, -1]),
@@ -140,7 +141,7 @@ GOOD_VALUES: list[tuple[type, str, Any]] = [
     (FailureConfig, "hang_report_s", None),
     (FailureConfig, "hang_timeout_s", 3600),
     (CheckpointConfig, "num_to_keep", 1),
-    (CheckpointConfig, "checkpoint_score_attribute", "eval/loss"),
+    (CheckpointConfig, "checkpoint_score_attribute", "eval/accuracy"),
     (CheckpointConfig, "checkpoint_score_order", "min"),
     (CheckpointConfig, "checkpoint_ranks", "all"),
     (CheckpointConfig, "checkpoint_ranks", (0, 1)),
@@ -262,3 +263,25 @@ def test_an_accelerator_among_the_resources_is_the_accelerator_type() -> None:
 )
 def test_resources_of_a_worker_are_counted_as_ray_does(scaling: ScalingConfig, resources: dict[str, float]) -> None:
     assert scaling.worker_resources == resources
+
+
+# -- the best checkpoint ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["loss", "val_loss", "eval/lossMean", "val_WER", "top1_error", "rmse", "valid-ppl"])
+def test_for_a_metric_that_should_be_low_an_order_is_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r'order="min" keeps the lowest ones, .*="max" the highest'):
+        CheckpointConfig(num_to_keep=3, checkpoint_score_attribute=name)
+    for order in ("min", "max"):
+        chosen = CheckpointConfig(checkpoint_score_attribute=name, checkpoint_score_order=order)  # type: ignore[arg-type]
+        assert dataclasses.replace(chosen, num_to_keep=1).checkpoint_score_order == order
+    lines: list[str] = []
+    monkeypatch.setenv("DISTRAIN_AS_RAY", "1")
+    monkeypatch.setattr("distrain.api.config.warn_once", lines.append)
+    assert CheckpointConfig(checkpoint_score_attribute=name).checkpoint_score_order == "max"
+    assert f"the highest {name} are kept, as in Ray" in lines[0]
+
+
+@pytest.mark.parametrize("name", [None, "accuracy", "f1", "epoch", "timesteps", "powerful"])
+def test_any_other_metric_should_be_high(name: str | None) -> None:
+    assert CheckpointConfig(checkpoint_score_attribute=name).checkpoint_score_order == "max"

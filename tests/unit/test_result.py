@@ -109,10 +109,10 @@ def test_error_and_return_value_come_back(write_run: Write) -> None:
 @pytest.mark.parametrize(
     ("config", "losses", "kept"),
     [
-        (CheckpointConfig(checkpoint_score_attribute="loss"), (2, 3, 1), [1, 2, 3]),
+        (CheckpointConfig(checkpoint_score_attribute="loss", checkpoint_score_order="max"), (2, 3, 1), [1, 2, 3]),
         (CheckpointConfig(), (2, 3, 1), [2, 3, 1]),
         # The latest is there only for a resume.
-        (CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="loss"), (3, 1), [3]),
+        (CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="loss", checkpoint_score_order="max"), (3, 1), [3]),
     ],
 )
 def test_the_best_checkpoint_is_the_last_of_the_list(

@@ -24,6 +24,7 @@ from distrain.hosts.host import MIRROR
 from distrain.system.log import warn
 from distrain.system.notebook import cell_of
 from distrain.system.pickling import pickled
+from distrain.system.text import did_you_mean
 from distrain.worker.job import early_variables
 from distrain.worker.job.functions import call_with_config, check_signature, name_of
 from distrain.worker.job.preload import makes_optimizers, third_party_modules
@@ -109,11 +110,13 @@ class FunctionWork(Work):
 class TargetWork(Work):
     """``file.py:function`` or ``module:function``, imported in the worker, so that the coordinator need not import it.
 
+    argv: the arguments that the file finds behind its own path in ``sys.argv``, as if it were run as a script.
     launched_in: see :class:`ScriptWork`.
     """
 
     target: str
     config: dict[str, Any]
+    argv: list[str] = field(default_factory=list)
     launched_in: str = ""
 
     def run(self) -> Any:
@@ -133,13 +136,18 @@ class TargetWork(Work):
 
     def _load(self) -> Callable[..., Any]:
         home, _, name = self.target.rpartition(":")
+        sys.argv = [home, *self.argv]
         early_variables.watch()
-        is_file = home.endswith(".py")
-        module = _import_file(Path(_existing(home, self.launched_in))) if is_file else importlib.import_module(home)
+        if home.endswith(".py"):
+            sys.argv[0] = _existing(home, self.launched_in)
+            module = _import_file(Path(sys.argv[0]))
+        else:
+            sys.argv[0] = getattr(importlib.util.find_spec(home), "origin", None) or home
+            module = importlib.import_module(home)
         early_variables.end_watch()
         function = getattr(module, name, None)
         if not callable(function):
-            raise JobError(f"{self.target}: {home} has no function {name!r}")
+            raise JobError(f"{self.target}: {home} has no function {name!r}{did_you_mean(name, vars(module))}")
         return check_signature(function)
 
 

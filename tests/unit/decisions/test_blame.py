@@ -146,6 +146,10 @@ def test_a_process_that_may_start_nothing_more_tells_what_to_do(act: Callable[[]
         (OSError(errno.EADDRINUSE, "Address already in use"), "ranks of a host cannot share a port: add the"),
         (FileNotFoundError(errno.ENOENT, "No such file", "data/train.csv"), f"relative paths begin at {os.getcwd()}"),
         (FileNotFoundError(errno.ENOENT, "No such file", "/data/train.csv"), "None"),
+        (
+            ValueError("Default process group has not been initialized, please"),
+            "`distrain run script.py:main` sets it up",
+        ),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "for lack of memory: lower the Data"),
     ],
 )
