@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
 from distrain.cli.text import age, coloured, cut, echo, metrics_line, paint, screen, table, width_of, write_json
-from distrain.storage.retention import LOWEST_IS_BEST
 from distrain.storage.runs.listing import FOREIGN, Run, WrongArgument, differing, list_runs, storage_at
 from distrain.storage.runs.notes import Notes
 from distrain.system.text import broken, did_you_mean, number, printable
@@ -72,7 +71,8 @@ def run_ls(options: argparse.Namespace) -> int:
 
 def _best(runs: Sequence[Run], metric: str) -> dict[str, float]:
     """Return the best value of a metric, the best run first, by the paths of those that have one."""
-    from distrain.page.facts import Facts  # it takes a while
+    from distrain.page.facts import Facts  # these take a while
+    from distrain.storage.retention import LOWEST_IS_BEST
 
     reports = {run.path: Facts(run, run.location).reports for run in runs if run.manifest}
     found = {path: value for path, one in reports.items() if (value := one.best(metric)) is not None}

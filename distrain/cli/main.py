@@ -67,7 +67,7 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
     user_path: sys.path without the directory of the command.
     """
     if "_ARGCOMPLETE" in os.environ:
-        import_module(f"distrain.cli.{COMMANDS['skill'][0]}").complete()
+        import_module(f"distrain.cli.{COMMANDS['skill']}").complete()
     command, rest = (arguments[0] if arguments else "--help"), list(arguments[1:])
     if command in ("--help", "-h", "help"):
         print(_help(), end="")

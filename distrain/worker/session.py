@@ -191,8 +191,10 @@ class Session:
             steps = check_progress(progress)
             check_checkpoint(checkpoint, self.context)
             validation = encoded_validation(options, checkpoint, self.context)
-            # The first report reads the checkpoint of the start, which num_to_keep may delete after that.
-            positions = self._positions_now() if checkpoint or not self._reports else {}
+            if not (checkpoint or self._reports):
+                with contextlib.suppress(CheckpointError):  # that matters only if a checkpoint follows
+                    self._positions_now()  # reads that of the start, which may be deleted after the first report
+            positions = self._positions_now() if checkpoint else {}
             if options.mode is ASYNC and not self._channel.has_uploader:
                 options = replace(options, mode=SYNC, delete=options.deletes)
             self._listen()
