@@ -222,7 +222,7 @@ class FileSource(TableSource):
             if name not in fields:
                 raise DataError(f"there is no column {name!r} in {', '.join(self.paths)}; there are {[*fields]}")
             if os.environ.get("RANK", "0") == "0" and (gaps := {*self._files[1]} - {*holders[name]}):
-                say(f"column {name!r} has no values in {_some(sorted(gaps))}, which lack it")
+                say(f"column {name!r} is missing in {_some(sorted(gaps))}; rows from there have no value")
         found = pa.schema([fields[name] for name in self.columns or fields], whole.schema.metadata)
         if promote == "permissive":
             self._check_digits(found)
