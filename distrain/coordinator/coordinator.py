@@ -125,8 +125,7 @@ class Coordinator:
         self._clock = PausableClock()
         self._memory = MemoryRounds(
             store,
-            checkpoint_config.storage_every_s,
-            kept=checkpoint_config,
+            checkpoint_config,
             send=self._hosts.send,
             upload=self._upload,
             plan=lambda: self.machine.plan,

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -192,6 +193,7 @@ class Signals:
         terminate(number, frame)
 
 
+@dataclass(eq=False)
 class OwnRank:
     """The part of a rank for this process: it trains, in the thread that calls fit(), whenever the run orders it.
 
@@ -199,28 +201,19 @@ class OwnRank:
     error: the exception that has ended train_func in the latest attempt.
     """
 
-    def __init__(
-        self,
-        channel: RankChannel,
-        signals: Signals,
-        *,
-        fresh: Callable[[], Work],
-        around: Callable[[wire.WorkerSpec], AbstractContextManager[object]],
-        leave: Callable[[RankResult, TrainContext], None],
-    ) -> None:
-        self.error: BaseException | None = None
-        self.channel = channel
-        self.signals = signals
-        self.executed: RankResult | None = None
-        """How the latest attempt has ended."""
-        self._fresh = fresh
-        self._around = around
-        self._leave = leave
+    channel: RankChannel
+    signals: Signals
+    fresh: Callable[[], Work]
+    around: Callable[[wire.WorkerSpec], AbstractContextManager[object]]
+    leave: Callable[[RankResult, TrainContext], None]
+    error: BaseException | None = None
+    executed: RankResult | None = None
+    """How the latest attempt has ended."""
 
     def serve(self) -> None:
         """Train as often as the run orders it. Return when the run has ended."""
         while (spec := self.channel.await_spec()) is not None:
-            with self._around(spec):
+            with self.around(spec):
                 session = Session.of(self.channel, spec)
                 session.on_profile = partial(begin_profile, session)
                 self.channel.use_storage(session.context.get_storage().run)
@@ -232,7 +225,7 @@ class OwnRank:
             self.channel.send(wire.HostFailed(text=f"this process can no longer be a rank: {error!r}"))
 
     def _be_rank(self, session: Session, vitals_s: float) -> None:
-        work = self._fresh()
+        work = self.fresh()
 
         def load() -> Work:
             self.signals.raise_ordered()
@@ -253,4 +246,4 @@ class OwnRank:
                     self.channel.uses_should_stop = True  # a signal is for the other ranks now
                     session.wait_for_release()
                     session.wait_for_commits()
-            self._leave(executed, session.context)
+            self.leave(executed, session.context)

@@ -47,7 +47,7 @@ def handler_of(
         validations=NoValidations(),  # type: ignore[arg-type]
         memory=MemoryRounds(
             store,
-            600.0,
+            CheckpointConfig(),
             send=lambda host, message: sent.append(message),
             upload=lambda host, order: None,
             plan=lambda: WorldPlan(
