@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from distrain.decisions import checkpoint_assembly
     from distrain.storage.records import CommittedCheckpoint
 
-    _Files = Sequence[tuple[str, int, int]]
 
 _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
 """Reports of a rank after which it is sent an acknowledgement."""
@@ -160,12 +159,11 @@ class ReportHandler:
                 self._add_to_row(rank, index, None, now)
             case wire.FilesCopied():
                 if not self.memory.stored(message):
-                    self._on_stored(message.rank, message.ordinal, message.failed, now, message.files, message.skipped)
+                    self._on_stored(message, now)
             case wire.PartWritten():
                 self._on_written(message, now)
-            case wire.CollectiveEntered(rank=rank, index=index, operation=operation, body=body, timeout_s=timeout_s):
-                gathers = message.gathers
-                self._do(self._barriers.entered(rank, index, operation, body, now, timeout_s, gathers=gathers))
+            case wire.CollectiveEntered():
+                self._do(self._barriers.entered(message, now))
             case wire.AskCheckpointList():
                 self._answer([(message, now)])
             case wire.Running(rank=rank):
@@ -277,18 +275,7 @@ class ReportHandler:
         if message.has_checkpoint:
             self._note_bringing(rank, index)
             self._unsettled.setdefault(index, _Unsettled(now)).add(message)
-        self._do(
-            self._assembly.reported(
-                rank,
-                index,
-                metrics,
-                message.files if message.has_checkpoint else None,
-                now,
-                in_place=message.folder if message.in_place else "",
-                in_memory=message.in_memory,
-                name=message.name,
-            )
-        )
+        self._do(self._assembly.reported(message, metrics, now))
         self._add_to_row(rank, index, metrics, now)
 
     def _add_to_row(self, rank: int, index: int, metrics: dict[str, Any] | None, now: float) -> None:
@@ -345,9 +332,8 @@ class ReportHandler:
         for one in slow:
             self.observers.tell(one)
 
-    def _on_stored(
-        self, rank: int, ordinal: int, failed: str | None, now: float, files: _Files = (), skipped: _Files = ()
-    ) -> None:
+    def _on_stored(self, answer: wire.FilesCopied, now: float) -> None:
+        rank, ordinal, failed = answer.rank, answer.ordinal, answer.failed
         self._uploads.discard((rank, ordinal))
         if failed is not None and is_full_disk(failed):
             why = f"rank {rank} cannot store a checkpoint in {self.store.location}"
@@ -355,7 +341,7 @@ class ReportHandler:
         report = self._report(rank, ordinal)
         if report is not None and self._needs_uploader(report) and (failed is not None or not report.in_memory):
             self.send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=failed))
-        self._do(self._assembly.stored(rank, ordinal, files, skipped, now, failed))
+        self._do(self._assembly.stored(answer, now))
 
     def _on_written(self, message: wire.PartWritten, now: float) -> None:
         """Continue with a part that was still being written to memory when it was reported."""
@@ -369,7 +355,11 @@ class ReportHandler:
             self.memory.short_of_memory(message.rank, message.failed)
             for rank in range(self._world_size):
                 self.send(wire.StoreInstead(attempt=message.attempt, rank=rank))
-            self._on_stored(message.rank, message.ordinal, "its host cannot keep it in memory", now)
+            why, rank, ordinal = "its host cannot keep it in memory", message.rank, message.ordinal
+            answer = wire.FilesCopied(
+                attempt=message.attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=why
+            )
+            self._on_stored(answer, now)
 
     # -- actions --------------------------------------------------------------------------------------------------
 

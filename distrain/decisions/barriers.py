@@ -15,6 +15,8 @@ from distrain.system.text import name_ranks, ranks_have
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from distrain import wire
+
 
 @dataclass(frozen=True, slots=True)
 class EndCall:
@@ -53,32 +55,24 @@ class BarrierTracker:
         """The ranks that wait for others in a collective."""
         return self._waiting.keys()
 
-    def entered(
-        self,
-        rank: int,
-        index: int,
-        operation: str,
-        data: bytes,
-        now: float,
-        timeout_s: float | None = None,
-        *,
-        gathers: bool = False,
-    ) -> Sequence[EndCall]:
-        """Note that the rank waits in its ``index``-th collective, for ``timeout_s`` at most.
+    def entered(self, asked: wire.CollectiveEntered, now: float) -> Sequence[EndCall]:
+        """Note that a rank waits in a collective.
 
-        All ranks get the ``data`` of rank 0; if the collective gathers, that of all ranks as lines, in their order.
+        All ranks get the data of rank 0; if the collective gathers, that of all ranks as lines, in their order.
         """
+        rank, index = asked.rank, asked.index
         abandoned = self._abandon_call(rank)
         if index in self._refused:
             return [*abandoned, EndCall(rank, index, refused=self._refused[index])]
-        call = _Call(index, operation, data, now, math.inf if timeout_s is None else now + timeout_s)
+        until = math.inf if asked.timeout_s is None else now + asked.timeout_s
+        call = _Call(index, asked.operation, asked.body, now, until)
         other = next(iter(self._waiting.values()), call)
         self._waiting[rank] = call
         self._limit = min(self._limit, call.until)
-        if self._finished or (other.index, other.operation) != (index, operation):
+        if self._finished or (other.index, other.operation) != (index, call.operation):
             return [*abandoned, *self._refuse_calls()]
         if len(self._waiting) == self._world_size:
-            senders = range(self._world_size) if gathers else (0,)
+            senders = range(self._world_size) if asked.gathers else (0,)
             return self._end_calls(index, data=b"\n".join(self._waiting[sender].data for sender in senders))
         return abandoned
 

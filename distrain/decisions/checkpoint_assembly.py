@@ -25,6 +25,7 @@ from distrain.system.text import count, name_ranks, ranks_have
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from distrain import wire
     from distrain.api.config import CheckpointConfig
 
 PATIENCE_S = 1.0
@@ -304,32 +305,18 @@ class CheckpointAssembly:
         """Note that the rank waits for the files of a checkpoint. It is not written off meanwhile."""
         self._absent[rank] = _FETCHING
 
-    def reported(
-        self,
-        rank: int,
-        index: int,
-        metrics: dict[str, Any],
-        files: Iterable[str] | None,
-        now: float,
-        *,
-        in_place: str = "",
-        in_memory: bool = False,
-        name: str | None = None,
-    ) -> list[Action]:
-        """Handle one call of report(); ``index`` counts the calls of the rank from 1.
+    def reported(self, report: wire.Reported, metrics: dict[str, Any], now: float) -> list[Action]:
+        """Handle one call of report().
 
-        files: those of its checkpoint; None if it has none.
-        name: the name that the rank gives to the checkpoint's directory.
-        in_place: the directory of the run directory that the ranks have filled themselves; empty if ``files`` are to be
-            copied. Its files are listed when every rank has reported it.
-        in_memory: the rank has written the files into the memory of its host. It writes no others there until this
-            checkpoint is settled, or :class:`Proceed` arrives.
+        Files that are in place are listed when every rank has reported the directory. A rank that has written files
+        into memory writes no others there until this checkpoint is settled, or :class:`Proceed` arrives.
         """
+        rank, index = report.rank, report.index
         self._note_report(rank, index, now)
         if rank == 0:
             self._metrics_of_rank_0.append((index, metrics))
         actions: list[Action] = []
-        if files is not None:
+        if report.has_checkpoint:
             if self._declared is not None and not self._ranks[rank].brings:
                 return [Refuse(rank, index, self._not_declared(rank))]
             self._note_bringing(rank, index)
@@ -337,7 +324,9 @@ class CheckpointAssembly:
                 return [Refuse(rank, index, self._too_late(rank)), *self.tick(now)]
             if self._is_settled(index):
                 return [Drop(index), *self.tick(now)]
-            actions = self._add_part(rank, index, _Part(now, frozenset(files), metrics, in_place, in_memory), name)
+            in_place = report.folder if report.in_place else ""
+            part = _Part(now, frozenset(report.files), metrics, in_place, report.in_memory)
+            actions = self._add_part(rank, index, part, report.name)
         return [*actions, *self.tick(now)]
 
     def failed(self, rank: int, index: int, why: str, now: float, *, has_checkpoint: bool) -> list[Action]:
@@ -412,27 +401,16 @@ class CheckpointAssembly:
     def _cannot_store(self, pending: _Pending, rank: int, why: str) -> None:
         pending.problem = pending.problem or f", as rank {rank} could not store its part: {why}"
 
-    def stored(
-        self,
-        rank: int,
-        ordinal: int,
-        files: Sequence[Sequence[Any]],
-        skipped: Sequence[Sequence[Any]],
-        now: float,
-        failed: str | None = None,
-    ) -> list[Action]:
-        """Handle the end of :class:`RequestFiles`: the files are on disk, or (``failed``) cannot be stored.
-
-        files, skipped: path, size and crc32 of the files that were stored, and of those that a lower rank reports.
-        """
-        pending = self._pending.get(ordinal)
+    def stored(self, answer: wire.FilesCopied, now: float) -> list[Action]:
+        """Handle the end of :class:`RequestFiles`: the files are on disk, or (``failed``) cannot be stored."""
+        pending, rank, failed = self._pending.get(answer.ordinal), answer.rank, answer.failed
         if pending is None or rank not in pending.parts:
             return self.tick(now)  # it was refused, and an exception ended report() before the refusal arrived
         part = pending.parts[rank]
-        stored = tuple((str(p), int(s), int(c)) for p, s, c in files)
+        stored = tuple((str(p), int(s), int(c)) for p, s, c in answer.files)
         if failed is None and part.stored and not set(stored) <= set(part.stored):
             failed = "its files were damaged in memory"
-        part.stored, part.skipped = stored, tuple((str(p), int(s), int(c)) for p, s, c in skipped)
+        part.stored, part.skipped = stored, tuple((str(p), int(s), int(c)) for p, s, c in answer.skipped)
         pending.note_stored(rank)
         if failed is not None:
             self._cannot_store(pending, rank, failed)

@@ -1123,8 +1123,8 @@ class FilesCopied(FromWorker):
     """
 
     ordinal: int
-    files: list[tuple[str, int, int]]
-    skipped: list[tuple[str, int, int]]
+    files: list[tuple[str, int, int]] = field(default_factory=list)
+    skipped: list[tuple[str, int, int]] = field(default_factory=list)
     failed: str | None = None
 
 
@@ -1311,7 +1311,7 @@ def failed_answer(order: Message, why: Exception | str, kept: str = "what could 
     match order:
         case Upload(attempt=attempt, rank=rank, ordinal=ordinal, source=source):
             failed = f"{text}; {kept.format(source)}" if source else text
-            return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=failed)
+            return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, failed=failed)
         case OpenStorage():
             return StorageStatus(failed=text)
         case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords() | Deliver() | BringBack():

@@ -364,7 +364,7 @@ class Session:
             why = failed and str([repr(failed), *failed.args][-1])
             self.send(wire.PartWritten, ordinal=ordinal, failed=why, facts=part.facts)
         else:
-            self._send_copied(ordinal, [], [], failed=f"{type(failed).__name__}: {failed}")
+            self.send(wire.FilesCopied, ordinal=ordinal, failed=f"{type(failed).__name__}: {failed}")
 
     def _raise_storing_error(self) -> None:
         if self._storing_errors:
@@ -455,12 +455,13 @@ class Session:
         except BaseException as error:  # such as an alarm of the user's: no other process can store these files
             self._local_files.pop(ordinal, None)
             if not isinstance(self.context.get_storage().run, RemotePath) and self.context.sees_storage:
-                self._send_copied(ordinal, [], [], failed=str(error) if isinstance(error, OSError) else repr(error))
+                failed = str(error) if isinstance(error, OSError) else repr(error)
+                self.send(wire.FilesCopied, ordinal=ordinal, failed=failed)
             raise
         finally:
             self._uploading.pop(ordinal, None)
         if order is not None:
-            self._send_copied(ordinal, copied, skipped)
+            self.send(wire.FilesCopied, ordinal=ordinal, files=copied, skipped=skipped)
         else:
             self._raise_storing_error()
 
@@ -473,9 +474,6 @@ class Session:
         ordered = set(order.files)
         copied = store_files(folder, target, [path for path in files if path in ordered])
         return copied, hash_files(folder, [path for path in files if path not in ordered])
-
-    def _send_copied(self, ordinal: int, copied: Files, skipped: Files, failed: str | None = None) -> None:
-        self.send(wire.FilesCopied, ordinal=ordinal, files=copied, skipped=skipped, failed=failed)
 
     # -- deleting local files -------------------------------------------------------------------------------------
 

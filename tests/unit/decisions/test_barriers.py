@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distrain import wire
 from distrain.decisions.barriers import BarrierTracker, EndCall
 
 if TYPE_CHECKING:
@@ -25,9 +26,10 @@ def join(
     operation: str = BARRIER,
     data: bytes = b"",
     now: float = 0.0,
-    timeout_s: float | None = None,
+    **how: Any,
 ) -> list[EndCall]:
-    return collectives.entered(rank, index, operation, data, now, timeout_s)
+    asked = wire.CollectiveEntered(attempt=0, rank=rank, index=index, operation=operation, body=data, **how)
+    return collectives.entered(asked, now)
 
 
 def join_all(
@@ -57,7 +59,7 @@ def the_reason(answers: list[EndCall]) -> str:
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_a_collective_that_gathers_brings_the_data_of_all_in_their_order(order: tuple[int, ...]) -> None:
     collectives = BarrierTracker(3)
-    answers = [collectives.entered(rank, 1, "gather", b"of %d" % rank, 0.0, gathers=True) for rank in order]
+    answers = [join(collectives, rank, 1, "gather", b"of %d" % rank, gathers=True) for rank in order]
     assert answers == [[], [], [EndCall(rank, 1, b"of 0\nof 1\nof 2") for rank in range(3)]]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from distrain import wire
 from distrain.api.context import TrainContext
 from distrain.decisions.barriers import BarrierTracker, EndCall
 from distrain.worker import addresses
@@ -54,7 +55,11 @@ class Ranks:
         def meet(operation: str, data: bytes, timeout_s: float | None = None, *, gathers: bool = False) -> bytes:
             with self._arrived:
                 self._indices[rank] += 1
-                for end in self._barriers.entered(rank, self._indices[rank], operation, data, 0.0, gathers=gathers):
+                index = self._indices[rank]
+                asked = wire.CollectiveEntered(
+                    attempt=0, rank=rank, index=index, operation=operation, body=data, gathers=gathers
+                )
+                for end in self._barriers.entered(asked, 0.0):
                     assert isinstance(end, EndCall)
                     assert end.refused is None
                     self._data[end.rank] = end.data
