@@ -356,10 +356,7 @@ class ReportHandler:
             for rank in range(self._world_size):
                 self.send(wire.StoreInstead(attempt=message.attempt, rank=rank))
             why, rank, ordinal = "its host cannot keep it in memory", message.rank, message.ordinal
-            answer = wire.FilesCopied(
-                attempt=message.attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=why
-            )
-            self._on_stored(answer, now)
+            self._on_stored(wire.FilesCopied(attempt=message.attempt, rank=rank, ordinal=ordinal, failed=why), now)
 
     # -- actions --------------------------------------------------------------------------------------------------
 
