@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.observer import Committed, RankTrains, Reported, ReportsJoined, TroubleBegan, TroubleEnded
-from distrain.decisions.barriers import BarrierTracker, EndCall
+from distrain.decisions.barriers import BarrierTracker
 from distrain.decisions.checkpoint_assembly import CheckpointAssembly, Drop, Proceed, Refuse, RequestFiles
 from distrain.decisions.events import CheckpointsInProgress, ShowLine
 from distrain.decisions.report_rows import RowAssembly
@@ -135,7 +135,7 @@ class ReportHandler:
         """The ranks that may still read the checkpoint that the attempt has started from."""
         self._bringing: dict[int, int] = {}
         """By rank that has reported a checkpoint, or has tried to: the number of the first such report."""
-        self._barriers = BarrierTracker(world_size)
+        self._barriers = BarrierTracker(attempt, world_size)
         self._rows = RowAssembly(world_size) if self.observers.hears(ReportsJoined) else None
         self.report_counts: dict[int, int] = {}
         """By rank: the number of reports in this attempt."""
@@ -360,7 +360,7 @@ class ReportHandler:
 
     # -- actions --------------------------------------------------------------------------------------------------
 
-    def _do(self, actions: Sequence[checkpoint_assembly.Action | EndCall | ReportsJoined]) -> None:
+    def _do(self, actions: Sequence[checkpoint_assembly.Action | wire.CollectiveDone | ReportsJoined]) -> None:
         for action in actions:
             match action:
                 case RequestFiles():
@@ -378,10 +378,8 @@ class ReportHandler:
                     self._settle(ordinal, None)
                 case Proceed(rank, ordinal):
                     self.send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal))
-                case EndCall(rank, index, data, refused):
-                    self.send(
-                        wire.CollectiveDone(attempt=self._attempt, rank=rank, index=index, body=data, refused=refused)
-                    )
+                case wire.CollectiveDone():
+                    self.send(action)
                 case ReportsJoined():
                     self.observers.tell(action)
                 case ShowLine(text):

@@ -819,7 +819,7 @@ class ValidationResult(Message):
     Validator -> coordinator.
     """
 
-    body: bytes
+    body: bytes = b""
     failed: str | None = None
 
 
@@ -1318,4 +1318,6 @@ def failed_answer(order: Message, why: Exception | str, kept: str = "what could 
             return OrderDone(failed=text)
         case Measure():
             return Measured(failed=text)
+        case RunValidation():
+            return ValidationResult(failed=text)
     raise AssertionError(f"not an order: {order!r:.200}")

@@ -75,7 +75,7 @@ def stored(
     now: float,
     failed: str | None = None,
 ) -> list[Action]:
-    answer = wire.FilesCopied(attempt=0, rank=rank, ordinal=ordinal, files=files, skipped=skipped, failed=why)
+    answer = wire.FilesCopied(attempt=0, rank=rank, ordinal=ordinal, files=files, skipped=skipped, failed=failed)
     return assembly.stored(answer, now)
 
 

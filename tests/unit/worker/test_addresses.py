@@ -13,7 +13,7 @@ import pytest
 
 from distrain import wire
 from distrain.api.context import TrainContext
-from distrain.decisions.barriers import BarrierTracker, EndCall
+from distrain.decisions.barriers import BarrierTracker
 from distrain.worker import addresses
 from distrain.worker.addresses import ReservedAddresses, bypass_proxies
 
@@ -39,7 +39,7 @@ class Ranks:
 
     def __init__(self, number: int, **context: int) -> None:
         self.meetings = 0
-        self._barriers = BarrierTracker(number)
+        self._barriers = BarrierTracker(0, number)
         self._indices = [0] * number
         self._arrived = threading.Condition()
         self._data: dict[int, bytes] = {}
@@ -60,9 +60,8 @@ class Ranks:
                     attempt=0, rank=rank, index=index, operation=operation, body=data, gathers=gathers
                 )
                 for end in self._barriers.entered(asked, 0.0):
-                    assert isinstance(end, EndCall)
                     assert end.refused is None
-                    self._data[end.rank] = end.data
+                    self._data[end.rank] = end.body
                     self.meetings = end.index
                     self._arrived.notify_all()
                 assert self._arrived.wait_for(lambda: rank in self._data, timeout=10)
