@@ -16,7 +16,6 @@ from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, info_of
 from distrain.decisions.placement import make_plan
 from distrain.errors import ResourcesError, StorageError
 from distrain.hosts.gpu_health import GpuHealth
-from distrain.storage.host_records import read_records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,8 +55,8 @@ class HostCheck(Coordinator):
         """Hosts that have not come back so far, and why each was lost."""
         self._deep = None
         if self.request.scaling.checks == "deep":
-            found = Measurements(read_records().checks)
-            self._deep = DeepCheck(self._loop, self.request.storage_path, found, self.ranks.send, self._report)
+            path, send = self.request.storage_path, self.ranks.send
+            self._deep = DeepCheck(self._loop, path, Measurements(), send, self._report)
         self.run()
         if self.machine.stop_reason is not None:
             raise KeyboardInterrupt
