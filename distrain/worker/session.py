@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distrain import wire
 from distrain.api import current
+from distrain.api.backend import BackendConfig
 from distrain.api.config import CheckpointUploadMode
 from distrain.api.context import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus, TrainContext
 from distrain.api.store_options import StoreOptions
@@ -107,10 +108,8 @@ class Session:
         """True once should_stop() has been true."""
         self.released = False
         """True once every rank has finished."""
-        self.portable: Callable[[dict[str, Any]], dict[str, Any]] = dict
-        """Converts the dict of a checkpoint when it is reported; set by the backend."""
-        self.at_report: Callable[[], None] = lambda: None
-        """Called by every report(); set by the backend."""
+        self.backend = BackendConfig()
+        """That of the work, once it is loaded."""
         self.datasets: RunDatasets | None = None
         """The datasets of the trainer, if it has any."""
         self._shards: dict[str, DataIterator] = {}
@@ -185,7 +184,7 @@ class Session:
         with self._alone("report()"), contextlib.ExitStack() as stack:
             options = self._choose_memory(options) if checkpoint else options
             stack.enter_context(self._counted(has_checkpoint=checkpoint is not None))
-            self.at_report()
+            self.backend.at_report()
             body = encode_metrics(metrics)
             check_finite(body, self._nan_metric)
             steps = check_progress(progress)
@@ -275,7 +274,7 @@ class Session:
         """Return the checkpoint to store, how to store it, and the local files to delete once it is committed."""
         if self.temporary is not None and (part := self.temporary.own_part(checkpoint)) is not None:
             checkpoint, options = part, replace(options, delete=True)
-        checkpoint = checkpoint.as_reported(self._checkpoints, self.portable)
+        checkpoint = checkpoint.as_reported(self._checkpoints, self.backend.portable)
         is_local = bool(checkpoint.path) and checkpoint.remote_path is None
         local_files = None
         copies_first = False

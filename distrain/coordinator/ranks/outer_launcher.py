@@ -142,8 +142,10 @@ def _problem_of(launcher: OuterLauncher, scaling: ScalingConfig, work: Work) -> 
     cure = "start the script once, with `python`"
     is_asked_for = scaling.num_workers not in (0, 1)  # 1 is the default, not a request
     if is_asked_for and not scaling.min_workers <= launcher.world_size <= scaling.max_workers:
-        wanted = f"{called}, but num_workers is {scaling.num_workers}"
-        return f"{wanted}. Leave num_workers out, so that these processes are the workers, or {cure}"
+        return (
+            f"{called}, but num_workers is {scaling.num_workers}. Leave num_workers out, so that these processes are "
+            f"the workers, or {cure}"
+        )
     if scaling.hosts or scaling.hostfile:
         return f"{called}, which are its workers; so leave hosts= and hostfile= out, or {cure}"
     if not work.initialises_backend:
