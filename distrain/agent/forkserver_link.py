@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import subprocess
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distrain.system import process
@@ -23,6 +23,7 @@ _LEAVING_S = 1.0
 """Seconds that the forkserver has to kill its workers and end."""
 
 
+@dataclass(eq=False)
 class ForkServerLink:
     """A forkserver process and the socket to it.
 
@@ -30,57 +31,46 @@ class ForkServerLink:
     on_death: gets the return code as ``subprocess`` has it, negative for a signal.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        prepared: wire.Prepare,
-        job_fd: int,
-        *,
-        threads: int,
-        on_packet: Callable[[dict[str, Any]], None],
-        on_death: Callable[[int], None],
-    ) -> None:
-        self._loop = loop
+    loop: Loop
+    prepared: wire.Prepare
+    job_fd: int
+    threads: int
+    on_packet: Callable[[dict[str, Any]], None]
+    on_death: Callable[[int], None]
+
+    def __post_init__(self) -> None:
         self.ready = False
-        self.heard_at = loop.now
-        self._prepared = prepared
-        self._on_packet = on_packet
-        self._on_death = on_death
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket = ours
-        settings = {
-            "preload": prepared.preload,
-            "start_method": prepared.start_method,
-            "python_flags": prepared.python_flags,
-        }
-        arguments = (str(theirs.fileno()), str(job_fd), json.dumps(settings))
+        self.heard_at = self.loop.now
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        settings = {name: getattr(self.prepared, name) for name in ("preload", "start_method", "python_flags")}
+        arguments = (str(theirs.fileno()), str(self.job_fd), json.dumps(settings))
         self._process = process.spawn_quiet(
             process.bootstrap_argv(
                 "forkserver",
                 *arguments,
-                python=[prepared.python] if prepared.python else (),
-                flags=prepared.python_flags,
+                python=[self.prepared.python] if self.prepared.python else (),
+                flags=self.prepared.python_flags,
             ),
-            environment={"OMP_NUM_THREADS": str(threads), **os.environ, **prepared.environment},
-            directory=prepared.directory,
-            pass_fds=(theirs.fileno(), job_fd),
+            environment={"OMP_NUM_THREADS": str(self.threads), **os.environ, **self.prepared.environment},
+            directory=self.prepared.directory,
+            pass_fds=(theirs.fileno(), self.job_fd),
         )
         theirs.close()
         self.pid = self._process.pid
         self._pidfd = process.open_pidfd(self.pid)
-        loop.on_readable(ours.fileno(), self._read)
+        self.loop.on_readable(self._socket.fileno(), self._read)
         if self._pidfd >= 0:
-            loop.on_readable(self._pidfd, self._died)
+            self.loop.on_readable(self._pidfd, self._died)
 
     def fits(self, prepared: wire.Prepare) -> bool:
         """Tell if the workers of another run can be started by this forkserver: it may only lack some modules."""
-        has_more = not set(self._prepared.preload) <= set(prepared.preload)
-        return not has_more and replace(prepared, preload=self._prepared.preload, body=b"") == self._prepared
+        has_more = not set(self.prepared.preload) <= set(prepared.preload)
+        return not has_more and replace(prepared, preload=self.prepared.preload, body=b"") == self.prepared
 
     def renew(self, prepared: wire.Prepare) -> None:
         """Get the forkserver ready for another run. It answers ``ready``, or ``stale`` if it has to be replaced."""
         self.ready = False
-        self._prepared = replace(prepared, body=b"")
+        self.prepared = replace(prepared, body=b"")
         self.send({"kind": "renew", "preload": prepared.preload})
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
@@ -96,21 +86,21 @@ class ForkServerLink:
         if not data:
             self._died()
             return
-        self.heard_at = self._loop.now
+        self.heard_at = self.loop.now
         packet = json.loads(data)
         self.ready = self.ready or packet["kind"] == "ready"
-        self._on_packet(packet)
+        self.on_packet(packet)
 
     def _died(self) -> None:
         self._forget()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)  # its socket closes a moment before it ends
         self.kill()
-        self._on_death(self._process.returncode or 0)
+        self.on_death(self._process.returncode or 0)
 
     def _forget(self) -> None:
         for fd in (self._socket.fileno(), self._pidfd):
-            self._loop.forget(fd)
+            self.loop.forget(fd)
         self._socket.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)

@@ -106,7 +106,7 @@ class MemoryKeeper:
     def _hash(self, asked: wire.HashFiles) -> None:
         folder = Path(asked.folder)
         self._hashing.append(folder)
-        answer = partial(wire.FilesCopied, attempt=asked.attempt, rank=asked.rank, ordinal=asked.ordinal, skipped=[])
+        answer = partial(wire.FilesCopied, attempt=asked.attempt, rank=asked.rank, ordinal=asked.ordinal)
 
         def hashed() -> wire.FilesCopied:
             files = hash_files(folder, asked.files)
@@ -119,7 +119,7 @@ class MemoryKeeper:
             self._hashing.remove(folder)
             self._send(message)
 
-        self._hasher.do(hashed, end, lambda error: end(answer(files=[], failed=str(error))))
+        self._hasher.do(hashed, end, lambda error: end(answer(failed=str(error))))
 
     def _keep(self, order: wire.KeepRound) -> None:
         self._host, self._run = order.host, order.run

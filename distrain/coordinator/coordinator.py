@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from distrain.coordinator.debuggers import Debuggers
 from distrain.coordinator.evidence import Evidence
 from distrain.coordinator.fitness.sniff_tests import SniffTests
 from distrain.coordinator.hang_monitor import HangMonitor
-from distrain.coordinator.host_files import HostFiles, Shipping
+from distrain.coordinator.host_files import HostFiles
 from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.memory_rounds import MemoryRounds
 from distrain.coordinator.report_handler import ReportHandler
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from distrain.api.config import CheckpointConfig
+    from distrain.coordinator.host_files import Shipping
     from distrain.coordinator.observers import Observers
     from distrain.coordinator.ranks.port import Ranks
     from distrain.coordinator.run.manifest import RunManifest
@@ -67,30 +68,27 @@ _LEAST_WAIT_S = 1.0
 """Seconds to wait for the storage at the end of a run, even if Ctrl-C ends the waiting."""
 
 
+@dataclass(eq=False)
 class Coordinator:
     """One run. After :meth:`run`, ``end`` is its summary.
 
     ``report_handler``, ``outputs``, ``hang_monitor`` and ``evidence`` have what else its error or result needs.
+
+    start_without_own: called in a thread if all own checkpoints are damaged; returns where to start then.
     """
 
-    def __init__(
-        self,
-        request: RunRequest,
-        store: RunStore,
-        ranks: Ranks,
-        checkpoint_config: CheckpointConfig,
-        observers: Observers,
-        *,
-        manifest: RunManifest,
-        start_without_own: Callable[[], str | None] = lambda: None,
-        shipping: Shipping | None = None,
-    ) -> None:
-        """``start_without_own``: called in a thread if all own checkpoints are damaged; returns where to start then."""
+    request: RunRequest
+    store: RunStore
+    ranks: Ranks
+    checkpoint_config: CheckpointConfig
+    observers: Observers
+    manifest: RunManifest
+    shipping: Shipping
+    start_without_own: Callable[[], str | None] = lambda: None
+
+    def __post_init__(self) -> None:
+        request, store, observers = self.request, self.store, self.observers
         self.machine = RunStateMachine(request)
-        self._request = request
-        self._store = store
-        self._observers = observers
-        self._manifest = manifest
         self._attempt = -1
         self._is_over = False
         """True once every host was ordered to end, whatever the state of the run."""
@@ -105,18 +103,16 @@ class Coordinator:
         """True until it is known whether the checkpoint to continue from is intact."""
         self._is_doubtful = False
         """True if ranks have raised before any report: perhaps the checkpoint that they loaded is damaged."""
-        self._start_without_own = start_without_own
         self._foreign_checkpoint = None if store.latest else request.checkpoint
         """The checkpoint of another run that this run has started from, before it had one itself."""
-        self._hosts = ranks
-        ranks.begin(self._loop, on_message=self._on_message, on_lost=self._on_lost)
+        self.ranks.begin(self._loop, on_message=self._on_message, on_lost=self._on_lost)
         self._host_files = HostFiles(
             self._loop,
             self._files,
-            shipping or Shipping(question=wire.SetUpHost(files=[], folders=[], place="")),
+            self.shipping,
             flags=request.python_flags,
-            send=self._hosts.send,
-            stream=self._hosts.stream_argv,
+            send=self.ranks.send,
+            stream=self.ranks.stream_argv,
             receive=self._on_message,
             refuse=self._refuse,
         )
@@ -125,9 +121,8 @@ class Coordinator:
         self._clock = PausableClock()
         self._memory = MemoryRounds(
             store,
-            checkpoint_config.storage_every_s,
-            kept=checkpoint_config,
-            send=self._hosts.send,
+            self.checkpoint_config,
+            send=self.ranks.send,
             upload=self._upload,
             plan=lambda: self.machine.plan,
             racks={host: settings.rack for host, settings in request.hosts.items()},
@@ -137,7 +132,7 @@ class Coordinator:
         )
         self.report_handler = ReportHandler(
             store,
-            checkpoint_config,
+            self.checkpoint_config,
             observers,
             send=self._send_to_rank,
             upload=lambda order: self._upload(self._host_of(order.rank), order),
@@ -152,7 +147,7 @@ class Coordinator:
             self._loop,
             request,
             self._files,
-            send=self._hosts.send,
+            send=self.ranks.send,
             report=self._report,
             imports=self._host_files.imports,
         )
@@ -190,7 +185,7 @@ class Coordinator:
     @property
     def end(self) -> RunSummary:
         """The state of the run, and how it ended if it has."""
-        return self.machine.summary(self._hosts.errors)
+        return self.machine.summary(self.ranks.errors)
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -201,26 +196,26 @@ class Coordinator:
 
         Raises ResourcesError if this process may not open enough files for the connections to all hosts.
         """
-        self._store.on_failure = self._storage_failed
-        hosts = len(self._request.hosts)
-        more = self._request.scaling.max_workers + 2 * hosts  # each rank has a log, and a host may have a mover
+        self.store.on_failure = self._storage_failed
+        hosts = len(self.request.hosts)
+        more = self.request.scaling.max_workers + 2 * hosts  # each rank has a log, and a host may have a mover
         try:
             with (
                 many_open_files(hosts * FILES_PER_HOST, hosts * FILES_PER_HOST + more),
-                self._loop.signals(stop_signals(self._request.stop_signals), self._on_signal),
+                self._loop.signals(stop_signals(self.request.stop_signals), self._on_signal),
             ):
                 self._run()
         finally:
-            self._store.detach()
+            self.store.detach()
             self._files.close()
             self._verification.close()
             self._loop.close()
 
     def _run(self) -> None:
         try:
-            self._hosts.open()
+            self.ranks.open()
             self._requests.open()
-            self._store.start(self._loop, self._files, self._request.run_id, self._request.python_flags)
+            self.store.start(self._loop, self._files, self.request.run_id, self.request.python_flags)
             self._do(self.machine.start(time.monotonic()))
             self._verify()
             while not self._is_finished():
@@ -240,7 +235,7 @@ class Coordinator:
         for name, moment, callback in (
             ("machine", None if self._is_over else self.machine.deadline(), lambda: self._happened(events.Tick())),
             ("report_handler", self.report_handler.deadline(), self.report_handler.tick),
-            ("observers", self._observers.deadline(), lambda: self._observers.tick(time.monotonic())),
+            ("observers", self.observers.deadline(), lambda: self.observers.tick(time.monotonic())),
             ("validations", self._validations.deadline(), self._validations.tick),
             ("hang_monitor", self._hang_deadline(), self.hang_monitor.tick),
             ("memory", self._memory.deadline(), self._memory.store_or_copy),
@@ -264,18 +259,18 @@ class Coordinator:
 
     def _verify(self) -> None:
         """Verify the latest checkpoint, while the hosts connect. Workers start only when it is known to be intact."""
-        if self._store.latest is None:
-            self._start_from(self._request.checkpoint)
+        if self.store.latest is None:
+            self._start_from(self.request.checkpoint)
         else:
             self._is_verifying = True
-            self._store.verify(self._verification, is_needed=lambda: not self._is_over, then=self._on_verified)
+            self.store.verify(self._verification, is_needed=lambda: not self._is_over, then=self._on_verified)
 
     def _on_verified(self) -> None:
         if self._is_over:  # a damaged checkpoint was still being renamed
             return
-        latest, plan = self._store.latest, self.machine.plan
+        latest, plan = self.store.latest, self.machine.plan
         if latest is None:
-            self._verification.do(self._start_without_own, self._start_from)
+            self._verification.do(self.start_without_own, self._start_from)
         elif latest.is_in_memory and plan is not None:
             self._is_verifying = False
             self._is_gathering = self._memory.begin(self._attempt, plan.hosts, self._on_gathered)
@@ -283,7 +278,7 @@ class Coordinator:
             self._start_from(str(latest.path))
 
     def _start_from(self, path: str | None) -> None:
-        self._foreign_checkpoint = None if self._store.latest else path
+        self._foreign_checkpoint = None if self.store.latest else path
         self._is_verifying = False
         if not self._is_doubtful:
             self._validations.start(self._loop)
@@ -297,7 +292,7 @@ class Coordinator:
         self._happened(events.CheckpointAvailable(path))
 
     def _on_memory_change(self) -> None:
-        latest = self._store.latest
+        latest = self.store.latest
         self.report_handler.after_change()
         self._happened(events.CheckpointAvailable(str(latest.path) if latest else self._foreign_checkpoint))
 
@@ -325,7 +320,7 @@ class Coordinator:
                 self.hang_monitor.progress()
                 data = with_one_bar(message.body)
                 self.outputs.of(message.rank).feed(message.stream, data)
-                self._observers.tell(Printed(message.rank, message.stream, data, time.monotonic()))
+                self.observers.tell(Printed(message.rank, message.stream, data, time.monotonic()))
             case wire.DebuggerSays():
                 self._debuggers.handle(message)
             case wire.Dump():
@@ -358,7 +353,7 @@ class Coordinator:
                 self.report_handler.handle(message)
                 self._happened(events.MessageReceived(host, message))
                 if self.machine.state is RunState.RUNNING:  # it was the last rank
-                    self._manifest.attempt_trains()
+                    self.manifest.attempt_trains()
             case wire.Vitals():
                 self.report_handler.handle(message)
             case wire.Troubles():
@@ -386,10 +381,10 @@ class Coordinator:
         """Bring a checkpoint to a rank. A host gets no other directory of this machine."""
         self.hang_monitor.progress()
         self.report_handler.handle(asked)
-        own = {str(saved.path) for saved in self._store.committed}
+        own = {str(saved.path) for saved in self.store.committed}
         if self._memory.has(asked.path):
             self._memory.fetch(host, asked.path, partial(self._on_fetched, asked))
-        elif asked.path in {*own, self.machine.checkpoint, self._request.checkpoint}:
+        elif asked.path in {*own, self.machine.checkpoint, self.request.checkpoint}:
             if self._host_files.is_apart(host):
                 self._copies.fetch(host, asked.path, partial(self._on_fetched, asked))
             else:  # it was stored from memory just now, or somebody has deleted it: the rank sees which
@@ -423,7 +418,7 @@ class Coordinator:
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
         self._note_end(outcome.rank, ok=outcome.ok, rolls_back=outcome.rollback is not None)
-        if outcome.traceback and self._request.keeps_logs:
+        if outcome.traceback and self.request.keeps_logs:
             self.outputs.of(outcome.rank).note(outcome.traceback)
         self.report_handler.handle(outcome)
         self._happened(events.MessageReceived(host, outcome, self.report_handler.report_counts.get(outcome.rank, 0)))
@@ -431,13 +426,13 @@ class Coordinator:
     def _note_end(self, rank: int, *, ok: bool, rolls_back: bool = False) -> None:
         self.hang_monitor.rank_ended(rank, ok=ok)
         is_stopping = self.machine.state is RunState.STOPPING or rolls_back
-        self._observers.tell(RankEnded(rank, "ended" if ok else "stopped" if is_stopping else "failed"))
+        self.observers.tell(RankEnded(rank, "ended" if ok else "stopped" if is_stopping else "failed"))
 
     # -- actions of the machine -----------------------------------------------------------------------------------
 
     def _happened(self, event: events.Event) -> None:
         self._do(self.machine.handle(event, time.monotonic()))
-        status = self._observers.status
+        status = self.observers.status
         status.phase, status.is_stopping = self.machine.state.value, self.machine.was_asked_to_stop
         status.saves_on_stop = self.machine.saves_on_stop
 
@@ -460,7 +455,7 @@ class Coordinator:
             case RunState.SAVING:
                 failed, waiting = self.machine.failed_ranks, self.hang_monitor.standstills.waiting
                 return events.Outstanding(saving=self.report_handler.storing(failed, waiting))
-        committing = self._store.is_committing or self._memory.is_settling
+        committing = self.store.is_committing or self._memory.is_settling
         uploading = self.report_handler.awaits_uploads(self.machine.lost_ranks)
         if self.machine.is_done and not (committing or uploading):
             self._memory.store_last()
@@ -473,17 +468,17 @@ class Coordinator:
                 case events.SendMessage(host, wire.Prepare() as message):
                     self._prepare(host, message)
                 case events.SendMessage(host, message):
-                    self._hosts.send(host, message)
+                    self.ranks.send(host, message)
                     if isinstance(message, wire.Start):
                         self._send_checkpoint(host)
                 case events.ConnectHost(host) if not self._is_over:
-                    self._hosts.connect(host)
+                    self.ranks.connect(host)
                 case events.ShowLine(text, once, is_news):
                     (say if is_news else warn_once if once else warn)(text)
                 case events.AttemptStarts():
                     self._begin_attempt(action)
                 case events.WorkersStart(plan):
-                    self._manifest.workers_start()
+                    self.manifest.workers_start()
                     self._host_files.announce(plan.hosts)
                     self._launch_checks.begin(plan)
                 case events.AttemptEnded():
@@ -495,9 +490,9 @@ class Coordinator:
         """Send a host its job, once it has the files that its workers need."""
 
         def send() -> None:
-            self._hosts.send(host, message)
-            if (opening := self._store.open_order()) is not None:
-                self._hosts.send(host, opening)
+            self.ranks.send(host, message)
+            if (opening := self.store.open_order()) is not None:
+                self.ranks.send(host, opening)
 
         if message.is_local:
             send()
@@ -512,16 +507,16 @@ class Coordinator:
 
     def _begin_attempt(self, starts: events.AttemptStarts) -> None:
         attempt, plan = starts.attempt, starts.plan
-        if attempt > self._request.first_attempt:
+        if attempt > self.request.first_attempt:
             self._host_files.refresh(plan.hosts)
         self._attempt = attempt
-        self._manifest.attempt_begins(attempt, plan)
-        if self._request.keeps_logs:
-            self._store.make_parent(self._store.paths.log(attempt, 0))
-        self._observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
+        self.manifest.attempt_begins(attempt, plan)
+        if self.request.keeps_logs:
+            self.store.make_parent(self.store.paths.log(attempt, 0))
+        self.observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
         self._is_gathering = self._memory.begin(attempt, plan.hosts, self._on_gathered)
         self.report_handler.begin(attempt, len(plan.ranks))
-        if self._is_doubtful and self._store.latest and not self._is_gathering:
+        if self._is_doubtful and self.store.latest and not self._is_gathering:
             self._verify()
         self.evidence.begin(attempt)
         self.hang_monitor.begin(len(plan.ranks))
@@ -536,10 +531,10 @@ class Coordinator:
         self.report_handler.end()
         self.hang_monitor.end_hang()
         self.outputs.flush()
-        self._manifest.attempt_ended(ended.failures, ended.why)
+        self.manifest.attempt_ended(ended.failures, ended.why)
         failures = culprit_first(ended.failures) if ended.failures and self.machine.stop_reason is None else []
-        own = dict(self._hosts.errors)
-        self._observers.tell(
+        own = dict(self.ranks.errors)
+        self.observers.tell(
             AttemptEnded(
                 ended.attempt,
                 failures,
@@ -551,12 +546,12 @@ class Coordinator:
     def _roll_back(self, asked: events.RollBack) -> None:
         """Choose the checkpoint to go back to, and note for later starts which rows are left out after it."""
         skip_to = dict(asked.skip_to or {})
-        suspect, latest = self._store.roll_back(skip_to, reports=asked.reports), self._store.latest
+        suspect, latest = self.store.roll_back(skip_to, reports=asked.reports), self.store.latest
         if latest is None:
-            self._manifest.skip_to |= skip_to
+            self.manifest.skip_to |= skip_to
         self._memory.drop_others()
         path = str(latest.path) if latest else self._foreign_checkpoint
-        self._store.append_event(
+        self.store.append_event(
             "rollback",
             attempt=self._attempt,
             rank=asked.rank,
@@ -567,7 +562,7 @@ class Coordinator:
             suspect=suspect or None,
             left_out=list(skip_to),
         )
-        skips = self._manifest.skip_to if latest is None else latest.skip_to
+        skips = self.manifest.skip_to if latest is None else latest.skip_to
         self._happened(events.RolledBack(path, skips or {}, suspect))
 
     # -- debugging ------------------------------------------------------------------------------------------------
@@ -578,7 +573,7 @@ class Coordinator:
 
     def _pause_or_resume(self) -> None:
         """Stop the timers of the training while a rank waits for a person: other ranks wait for it."""
-        self._observers.status.is_debugged = self._debuggers.is_waiting
+        self.observers.status.is_debugged = self._debuggers.is_waiting
         if self._debuggers.is_waiting:
             self._clock.pause()
         elif self._clock.is_paused:
@@ -591,9 +586,9 @@ class Coordinator:
         plan = self.machine.plan
         if plan is None or not self._is_training:
             return []
-        self._ask_ranks(wire.TellStandstill, self._observers.status.at_work())
+        self._ask_ranks(wire.TellStandstill, self.observers.status.at_work())
         for name in plan.hosts:
-            self._hosts.send(name, wire.TakeStacks(attempt=self._attempt, watches=watches))
+            self.ranks.send(name, wire.TakeStacks(attempt=self._attempt, watches=watches))
         return list(plan.hosts)
 
     def _ask_ranks(self, question: type[wire.ToWorker], ranks: Collection[int]) -> None:
@@ -602,9 +597,9 @@ class Coordinator:
 
     def _take_profile(self, reply: Callable[[str], None], argument: str) -> None:
         """Have a rank profiled, and reply with the path of the file that appears when its profile is there."""
-        rank, seconds = rank_in(argument, self._observers.status)
+        rank, seconds = rank_in(argument, self.observers.status)
         file = self.evidence.path("profile", rank)
-        self._store.delete_file(file)  # that of an earlier profile
+        self.store.delete_file(file)  # that of an earlier profile
         self._send_to_rank(wire.TakeProfile(attempt=self._attempt, rank=rank, seconds=float(seconds)))
         reply(str(file))
 
@@ -619,14 +614,14 @@ class Coordinator:
         self._happened(events.StorageFailed(why))
 
     def _send_to_rank(self, message: wire.ToWorker) -> None:
-        self._hosts.send(self._host_of(message.rank), message)
+        self.ranks.send(self._host_of(message.rank), message)
 
     def _upload(self, host: str, order: wire.Upload) -> None:
         """Have files of a rank stored: by the uploader of the host, or from here if that does not see the storage."""
         if self._host_files.is_apart(host):
             self._host_files.upload(host, order)
         else:
-            self._hosts.send(host, order)
+            self.ranks.send(host, order)
 
     def _host_of(self, rank: int) -> str:
         assert self.machine.plan is not None
@@ -670,7 +665,7 @@ class Coordinator:
             self._impatient = True
         elif self.machine.state is RunState.SETTLING and self.machine.was_asked_to_stop:
             self._impatient = True  # the run only waits for a checkpoint that is being stored
-        self._observers.tell(Stopping(why))
+        self.observers.tell(Stopping(why))
         self._happened(events.StopRequested(why))
 
     def _on_stop_request(self, reply: Callable[[str], None]) -> None:
@@ -707,7 +702,7 @@ class Coordinator:
 
     def _bring_files_back(self) -> None:
         """Copy what ranks have written on hosts without the storage to the run directory; Ctrl-C ends the waiting."""
-        for host in self._request.hosts if self._attempt >= 0 else ():
+        for host in self.request.hosts if self._attempt >= 0 else ():
             self._host_files.bring_back(host)  # one after the other, because they may have files of the same names
             self._await_writing(lambda: not self._host_files.is_delivering)
             if self._host_files.is_delivering:
@@ -719,19 +714,19 @@ class Coordinator:
     def _close_hosts(self) -> None:
         self._host_files.close()
         self._copies.close()
-        self._hosts.close(keep=self.machine.state in (RunState.FINISHED, RunState.FAILED))
+        self.ranks.close(keep=self.machine.state in (RunState.FINISHED, RunState.FAILED))
 
     def _await_storage(self) -> None:
         """Wait until everything is written; Ctrl-C ends the waiting."""
         if self.machine.state is RunState.FINISHED:
-            self._store.secure_records()
-        self._await_writing(lambda: self._store.is_idle)
-        if not self._store.is_idle:
-            self._store.abandon_pending_work()
+            self.store.secure_records()
+        self._await_writing(lambda: self.store.is_idle)
+        if not self.store.is_idle:
+            self.store.abandon_pending_work()
 
     def _await_writing(self, done: Callable[[], bool]) -> None:
         """Wait; if Ctrl-C ends the waiting, still wait for quick work, ``_LEAST_WAIT_S`` at most."""
-        self._loop.call_in("storage", _NOTICE_AFTER_S, self._store.announce_wait)
+        self._loop.call_in("storage", _NOTICE_AFTER_S, self.store.announce_wait)
         least = time.monotonic() + _LEAST_WAIT_S
         self._loop.call_at("least", least, lambda: None)
         while not (done() or (self._impatient and time.monotonic() >= least)):

@@ -41,6 +41,7 @@ class _Debugger:
     waits: wire.DebuggerSays | None = None
 
 
+@dataclass(eq=False)
 class Debuggers:
     """Connect people with the debuggers of ranks.
 
@@ -48,20 +49,13 @@ class Debuggers:
     send: sends a rank what a person has sent, and the debugger to open.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        store: RunStore,
-        status: RunStatus,
-        *,
-        debug_rank: int | None,
-        send: Callable[[int, bytes, str], None],
-    ) -> None:
-        self._loop = loop
-        self._run = str(store.location)
-        self._status = status
-        self._debug_rank = debug_rank
-        self._send = send
+    loop: Loop
+    store: RunStore
+    status: RunStatus
+    debug_rank: int | None
+    send: Callable[[int, bytes, str], None]
+
+    def __post_init__(self) -> None:
         self._debuggers: dict[int, _Debugger] = {}
 
     @property
@@ -92,11 +86,11 @@ class Debuggers:
             del self._debuggers[rank]
         if debugger.waits is None:
             return
-        is_wanted = debugger.user is not None or (rank, debugger.kind) == (self._debug_rank, "pdb")
-        if not is_wanted or self._status.phase == RunState.STOPPING.value:
+        is_wanted = debugger.user is not None or (rank, debugger.kind) == (self.debug_rank, "pdb")
+        if not is_wanted or self.status.phase == RunState.STOPPING.value:
             self._tell(rank)  # it may have been asked to stop here while it was in native code
         elif debugger.user is None:
-            command = f"distrain debug {shlex.quote(self._run)} -r {rank}"
+            command = f"distrain debug {shlex.quote(str(self.store.location))} -r {rank}"
             say(f"rank {rank} {message.stopped}, and waits for you; open pdb in another terminal with: {command}")
 
     def rank_ended(self, rank: int, why: str = "") -> None:
@@ -109,7 +103,7 @@ class Debuggers:
         debugger = self._debuggers[rank]
         if debugger.kind == "pdb" and not opens:  # an editor may look around for long; debugpy says when that ends
             debugger.waits = None
-        self._send(rank, body, opens)
+        self.send(rank, body, opens)
 
     # -- people ---------------------------------------------------------------------------------------------------
 
@@ -118,21 +112,21 @@ class Debuggers:
 
         argument: the rank, the debugger, and the path of the socket. pdb stops the rank; with debugpy, the editor does.
         """
-        rank, rest = rank_in(argument, self._status)
+        rank, rest = rank_in(argument, self.status)
         kind, _, path = rest.partition(" ")
         debugger = self._debuggers.get(rank)
         if debugger is not None and (debugger.user is not None or debugger.kind != "pdb"):
             raise NoSuchRun(f"another `distrain debug` has rank {rank}")
         if debugger is not None and kind != "pdb":
             raise NoSuchRun(f"rank {rank} is in pdb; run this command without --dap")
-        if self._status.ranks[rank].begun is None:
+        if self.status.ranks[rank].begun is None:
             raise NoSuchRun(f"rank {rank} has not entered train_func yet; try again when it has")
         with socket.socket(socket.AF_UNIX) as connection:
             connection.setblocking(False)
             connection.connect(path)
             fd = connection.detach()
         user = Channel(fd, fd)
-        user.attach(self._loop, partial(self._on_frames, rank, user))
+        user.attach(self.loop, partial(self._on_frames, rank, user))
         debugger = self._debuggers.setdefault(rank, _Debugger(kind))
         debugger.user = user
         if debugger.waits is not None:

@@ -16,7 +16,6 @@ from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, info_of
 from distrain.decisions.placement import make_plan
 from distrain.errors import ResourcesError, StorageError
 from distrain.hosts.gpu_health import GpuHealth
-from distrain.storage.host_records import read_records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,13 +50,13 @@ class HostCheck(Coordinator):
         """Look at the hosts. Return the problems, and the facts about each. Raises StorageError, KeyboardInterrupt."""
         self._findings: dict[Finding, None] = {}
         """Without repetitions: a loss makes the other hosts answer again."""
-        self._facts = {name: HostFacts(sees_storage=host.is_local) for name, host in self._request.hosts.items()}
+        self._facts = {name: HostFacts(sees_storage=host.is_local) for name, host in self.request.hosts.items()}
         self._lost: dict[str, str] = {}
         """Hosts that have not come back so far, and why each was lost."""
         self._deep = None
-        if self._request.scaling.checks == "deep":
-            found = Measurements(read_records().checks)
-            self._deep = DeepCheck(self._loop, self._request.storage_path, found, self._hosts.send, self._report)
+        if self.request.scaling.checks == "deep":
+            path, send = self.request.storage_path, self.ranks.send
+            self._deep = DeepCheck(self._loop, path, Measurements(), send, self._report)
         self.run()
         if self.machine.stop_reason is not None:
             raise KeyboardInterrupt
@@ -84,7 +83,7 @@ class HostCheck(Coordinator):
         if self._host_files.is_busy(hosts):
             return False
         if infos := [info for host in hosts if (info := self._facts[host].info) is not None]:
-            self._launch_checks.begin(make_plan(infos, self._request.scaling, num_workers=len(infos)))
+            self._launch_checks.begin(make_plan(infos, self.request.scaling, num_workers=len(infos)))
         return not self._launch_checks.is_under_way and self._is_measured()
 
     def _is_measured(self) -> bool:
@@ -144,7 +143,7 @@ class HostCheck(Coordinator):
         match message:
             case wire.Hello():
                 self._lost.pop(host, None)
-                facts.hello, facts.info = message, info_of(host, message, self._request.hosts[host])
+                facts.hello, facts.info = message, info_of(host, message, self.request.hosts[host])
             case _ if host in self._lost:
                 return
             case wire.HostSetUp(storage_problem=str(problem)):

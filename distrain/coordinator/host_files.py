@@ -85,6 +85,7 @@ class _Host:
     deliveries: deque[Callable[[str | None], None]] = field(default_factory=deque)
 
 
+@dataclass(eq=False)
 class HostFiles:
     """The other machines of a run: what they see, and what goes there and comes back.
 
@@ -92,27 +93,17 @@ class HostFiles:
     the answers to uploads, with the host. refuse: gets a host that cannot be set up, and why.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        background: Background,
-        shipping: Shipping,
-        *,
-        flags: Sequence[str],
-        send: Callable[[str, wire.Message], None],
-        stream: Callable[[str], list[str]],
-        receive: Callable[[str, wire.Message], None],
-        refuse: Callable[[str, str], None],
-    ) -> None:
-        self._loop = loop
-        self._background = background
-        self._shipping = shipping
-        self._project = shipping.project
-        self._flags = flags
-        self._send = send
-        self._stream = stream
-        self._receive = receive
-        self._refuse = refuse
+    loop: Loop
+    background: Background
+    shipping: Shipping
+    flags: Sequence[str]
+    send: Callable[[str, wire.Message], None]
+    stream: Callable[[str], list[str]]
+    receive: Callable[[str, wire.Message], None]
+    refuse: Callable[[str, str], None]
+
+    def __post_init__(self) -> None:
+        self._project = self.shipping.project
         self._hosts: dict[str, _Host] = {}
         self._waiting: set[str] = set()
         """Hosts that are asked when a thread has found the project as it is now."""
@@ -125,14 +116,14 @@ class HostFiles:
     def set_up(self, host: str, then: Callable[[], None]) -> None:
         """Ask a host what it lacks, and copy that to it. Call ``then`` when its workers can start."""
         self._hosts.setdefault(host, _Host()).then.append(then)
-        if self._waiting and host in self._shipping.takes_project:
+        if self._waiting and host in self.shipping.takes_project:
             self._waiting.add(host)
         else:
             self._ask(host)
 
     def refresh(self, hosts: Iterable[str]) -> None:
         """Copy what has changed in the project since the last attempt."""
-        known = {host for host in hosts if host in self._hosts and host in self._shipping.takes_project}
+        known = {host for host in hosts if host in self._hosts and host in self.shipping.takes_project}
         for host in known:
             self._hosts[host].is_set_up = False
         self._search(known)
@@ -141,7 +132,7 @@ class HostFiles:
         """Have a thread find the project as it is now, then ask hosts."""
         is_searching, self._waiting = bool(self._waiting), self._waiting | hosts
         if hosts and not is_searching:
-            self._background.do(partial(_found_by, self._shipping.find_project), self._on_found)
+            self.background.do(partial(_found_by, self.shipping.find_project), self._on_found)
 
     def _on_found(self, found: Project | str | None) -> None:
         if isinstance(found, str):
@@ -156,21 +147,21 @@ class HostFiles:
         state = self._hosts[host]
         state.is_set_up, state.question = False, self.question_for(host)
         state.open_questions += 1
-        self._send(host, state.question)
-        if not self._shipping.question.requirements:  # else it says itself how far it is with the environment
-            self._loop.call_in(f"set up {host}", _SLOW_S, partial(self._on_slow, host))
+        self.send(host, state.question)
+        if not self.shipping.question.requirements:  # else it says itself how far it is with the environment
+            self.loop.call_in(f"set up {host}", _SLOW_S, partial(self._on_slow, host))
 
     def _on_slow(self, host: str) -> None:
         warn(f"{host} has not answered for {_SLOW_S:g} s: does a file system hang there?")
         why = f"it has not answered for {_PATIENCE_S:g} s, so a file system probably hangs there"
-        self._loop.call_in(f"set up {host}", _PATIENCE_S - _SLOW_S, lambda: self._refuse(host, why))
+        self.loop.call_in(f"set up {host}", _PATIENCE_S - _SLOW_S, lambda: self.refuse(host, why))
 
     def question_for(self, host: str) -> wire.SetUpHost:
         """Return what a host is asked."""
-        question = self._shipping.question
+        question = self.shipping.question
         name = hashlib.sha256(host.encode()).hexdigest()[:4]  # two hosts may be one machine, or share a home directory
         question = replace(question, place=f"{question.place}-{name}")
-        if self._project is None or host not in self._shipping.takes_project:
+        if self._project is None or host not in self.shipping.takes_project:
             return question
         run = f"{question.storage}/"  # its files change
         files: list[tuple[str, int, int, int, str]] = [
@@ -191,9 +182,9 @@ class HostFiles:
         state = self._hosts[host]
         state.open_questions -= 1
         if not state.open_questions:
-            self._loop.cancel(f"set up {host}")
+            self.loop.cancel(f"set up {host}")
         if answer.failed is not None:
-            self._refuse(host, answer.failed + full_cache_hint(answer.failed))
+            self.refuse(host, answer.failed + full_cache_hint(answer.failed))
         elif state.open_questions:  # only the last answer counts: the host was asked again meanwhile
             return
         elif answer.wanted:
@@ -228,7 +219,7 @@ class HostFiles:
             state.brought = folder
             self._ask(host)
         elif is_full_disk(failed) or state.tries >= _MOST_TRIES:
-            self._refuse(host, f"your code cannot be copied there: {failed}{full_cache_hint(failed)}")
+            self.refuse(host, f"your code cannot be copied there: {failed}{full_cache_hint(failed)}")
         else:  # perhaps files have changed meanwhile
             self._search({host})
 
@@ -273,8 +264,8 @@ class HostFiles:
             return
         folder, run, limit = (
             self._hosts[host].answer.trial_dir,
-            self._shipping.question.storage,
-            self._shipping.fetch_limit,
+            self.shipping.question.storage,
+            self.shipping.fetch_limit,
         )
         order = wire.BringBack(folder=folder, run=run, host=host.replace("/", "_"), limit_bytes=limit)
         self.deliver(host, order, partial(_warn_of_left_files, host, folder))
@@ -291,13 +282,13 @@ class HostFiles:
 
     def drop_checkpoint(self, host: str, folder: str) -> None:
         """Have a host delete a checkpoint that was copied there."""
-        self._send(host, wire.DeleteCheckpoints(directories=[folder]))
+        self.send(host, wire.DeleteCheckpoints(directories=[folder]))
 
     def _mover(self, host: str) -> OrderLink:
         state = self._hosts[host]
         if state.mover is None:
             answer = partial(self._on_answer, host, state)
-            state.mover = OrderLink(self._loop, answer, "mover", json.dumps(self._stream(host)), flags=self._flags)
+            state.mover = OrderLink(self.loop, answer, "mover", json.dumps(self.stream(host)), flags=self.flags)
         return state.mover
 
     def _on_answer(self, host: str, state: _Host, answer: wire.Message) -> None:
@@ -308,11 +299,11 @@ class HostFiles:
                 say(f"{host}: {answer.text}")
             state.deliveries.popleft()(answer.failed)
         else:
-            self._receive(host, answer)
+            self.receive(host, answer)
 
     def lost(self, host: str) -> None:
         """Forget a host that was lost, and end its transfers."""
-        self._loop.cancel(f"set up {host}")
+        self.loop.cancel(f"set up {host}")
         if self.is_apart(host):
             self._lost[host] = self._hosts[host].answer.trial_dir
         state = self._hosts.pop(host, None)

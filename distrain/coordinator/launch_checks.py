@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from distrain.system.loop import Loop
 
 
+@dataclass(eq=False)
 class LaunchChecks:
     """Check versions and connections of hosts while their first workers import, so that it costs no time.
 
@@ -34,25 +35,17 @@ class LaunchChecks:
     imports: returns the top-level modules that the user's code imports; called in a thread.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        request: RunRequest,
-        background: Background,
-        *,
-        send: Callable[[str, wire.Message], None],
-        report: Callable[[Finding], None],
-        imports: Callable[[], Iterable[str]] = tuple,
-    ) -> None:
-        self._loop = loop
-        self._request = request
-        self._background = background
-        self._send = send
-        self._report = report
-        self._imports = imports
+    loop: Loop
+    request: RunRequest
+    background: Background
+    send: Callable[[str, wire.Message], None]
+    report: Callable[[Finding], None]
+    imports: Callable[[], Iterable[str]] = tuple
+
+    def __post_init__(self) -> None:
         self._checks = HostChecks({}, {}, nonce="")
         self._checked: set[str] = set()
-        self._must_connect = must_connect(request)
+        self._must_connect = must_connect(self.request)
         self.asked_at = 0.0
         """When the hosts were asked, in seconds since the epoch."""
         self._preparing: WorldPlan | None = None
@@ -60,23 +53,23 @@ class LaunchChecks:
 
     def begin(self, plan: WorldPlan) -> None:
         """Check the hosts of a plan whose workers are starting. This machine alone needs no checks."""
-        is_local = all(self._request.hosts[host].is_local for host in plan.hosts)
-        if (is_local and not self._request.checks_hosts) or self._checked.issuperset(plan.hosts):
+        is_local = all(self.request.hosts[host].is_local for host in plan.hosts)
+        if (is_local and not self.request.checks_hosts) or self._checked.issuperset(plan.hosts):
             return
         self._checked.update(plan.hosts)
         self._preparing = plan
-        self._background.do(self._find_own_versions, partial(self._ask, plan))
+        self.background.do(self._find_own_versions, partial(self._ask, plan))
 
     def _find_own_versions(self) -> Mapping[str, str | None]:
         """Return the versions of packages that this machine has, of those that are called as their modules."""
         path = [os.fspath(entry) for entry in sys.path]
-        found = package_versions(dict.fromkeys([*self._needed, *self._imports()]), path)
+        found = package_versions(dict.fromkeys([*self._needed, *self.imports()]), path)
         return {name: version for name, version in found.items() if version}
 
     @property
     def _needed(self) -> list[str]:
         """The packages without which no worker runs."""
-        return [name for name in (self._request.backend.framework, "cloudpickle") if name]
+        return [name for name in (self.request.backend.framework, "cloudpickle") if name]
 
     def _ask(self, plan: WorldPlan, own_versions: Mapping[str, str | None]) -> None:
         if plan is not self._preparing:  # a host was lost meanwhile
@@ -88,9 +81,9 @@ class LaunchChecks:
                 host: wire.ProbeHost(
                     nonce="",
                     packages=list(own_versions),
-                    sys_path=list(self._request.hosts[host].sys_path),
-                    is_thorough=self._request.checks_hosts,
-                    folder=self._request.storage_path,
+                    sys_path=list(self.request.hosts[host].sys_path),
+                    is_thorough=self.request.checks_hosts,
+                    folder=self.request.storage_path,
                 )
                 for host in plan.hosts
             },
@@ -101,7 +94,7 @@ class LaunchChecks:
             must_connect=self._must_connect,
         )
         self._carry_out(self._checks.begin())
-        self._loop.call_in("checks", ANSWER_TIMEOUT_S, self._time_out)
+        self.loop.call_in("checks", ANSWER_TIMEOUT_S, self._time_out)
 
     def forget(self) -> None:
         """Check all hosts again when the next attempt starts: the network may have failed.
@@ -131,14 +124,14 @@ class LaunchChecks:
     def _time_out(self) -> None:
         """Report the hosts that have not answered, and continue without them: the others can still connect."""
         for finding in self._checks.overdue(ANSWER_TIMEOUT_S):
-            self._report(replace(finding, is_fatal=self._request.checks_hosts))
+            self.report(replace(finding, is_fatal=self.request.checks_hosts))
             self._carry_out(self._checks.remove(finding.host))
         if not self._checks.is_done:
-            self._loop.call_in("checks", ANSWER_TIMEOUT_S, self._time_out)
+            self.loop.call_in("checks", ANSWER_TIMEOUT_S, self._time_out)
 
     def _carry_out(self, steps: Iterable[SendMessage | Finding]) -> None:
         for step in steps:
             if isinstance(step, SendMessage):
-                self._send(step.host, step.message)
+                self.send(step.host, step.message)
             else:
-                self._report(step)
+                self.report(step)

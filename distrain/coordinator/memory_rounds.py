@@ -56,42 +56,29 @@ class _Storing:
     """Ranks, and the hosts on which their parts are damaged."""
 
 
+@dataclass(eq=False)
 class MemoryRounds:
     """The rounds of one run.
 
-    kept: which rounds are kept, and how often one is copied; None: the newest, and every one.
+    config: which rounds are kept, how often one is copied, and how often one is stored.
     send: sends a message to a host. upload: has files that are on a host stored. plan: of the latest attempt.
     racks: by host. storage_of: the run directory as a host sees it; empty if it does not. is_training: tells if the
     hosts have all that they need for uploads. on_change: called when a round is stored, or is found to be damaged.
     """
 
-    def __init__(
-        self,
-        store: RunStore,
-        storage_every_s: float,
-        *,
-        kept: CheckpointConfig | None = None,
-        send: Callable[[str, wire.Message], None],
-        upload: Callable[[str, wire.Upload], None],
-        plan: Callable[[], WorldPlan | None],
-        racks: Mapping[str, str],
-        storage_of: Callable[[str], str],
-        is_training: Callable[[], bool],
-        on_change: Callable[[], None],
-    ) -> None:
+    store: RunStore
+    config: CheckpointConfig
+    send: Callable[[str, wire.Message], None]
+    upload: Callable[[str, wire.Upload], None]
+    plan: Callable[[], WorldPlan | None]
+    racks: Mapping[str, str]
+    storage_of: Callable[[str], str]
+    is_training: Callable[[], bool]
+    on_change: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self.is_off = False
         """True once a host was short of memory."""
-        self._store = store
-        self._storage_every_s = storage_every_s
-        self._kept = kept
-        self._copy_every = (kept.memory_every if kept else None) or 1
-        self._send = send
-        self._upload = upload
-        self._plan = plan
-        self._racks = racks
-        self._storage_of = storage_of
-        self._is_training = is_training
-        self._on_change = on_change
         self._copy_at = 0
         """The first index of a round that is copied next."""
         self._attempt = -1
@@ -128,7 +115,7 @@ class MemoryRounds:
     @property
     def lost_work(self) -> tuple[int, str] | None:
         """The rank whose part of the newest checkpoint is lost, and how. None if a later checkpoint is kept."""
-        latest = self._store.latest
+        latest = self.store.latest
         return None if self._lost is None or (latest and latest.index > self._lost[0]) else self._lost[1:]
 
     @property
@@ -139,7 +126,7 @@ class MemoryRounds:
     @property
     def is_storing(self) -> bool:
         """True while a round is being stored, unless the storage has failed to take it."""
-        return self._storing is not None and (bool(self._storing.directory) or not self._store.is_idle)
+        return self._storing is not None and (bool(self._storing.directory) or not self.store.is_idle)
 
     @property
     def is_settling(self) -> bool:
@@ -148,7 +135,7 @@ class MemoryRounds:
 
     def has(self, path: str | None) -> bool:
         """Return whether the checkpoint ``path`` is one in memory."""
-        return any(str(saved.path) == path for saved in self._store.committed if saved.is_in_memory)
+        return any(str(saved.path) == path for saved in self.store.committed if saved.is_in_memory)
 
     def handle(self, host: str, message: wire.Message) -> None:
         """Handle an answer of an agent."""
@@ -160,22 +147,22 @@ class MemoryRounds:
             case wire.ReadPart(host=owner, reader=reader, number=number):
                 self._reads[reader, number] = owner
                 if owner in self._hosts:
-                    self._send(owner, message)
+                    self.send(owner, message)
                 else:
                     self._refuse_reads()
             case wire.PartRead(reader=reader, number=number):
                 if self._reads.pop((reader, number), None):
-                    self._send(reader, message)
+                    self.send(reader, message)
 
     def _refuse_reads(self) -> None:
         """Answer those who wait for bytes of a host that is no longer there."""
         for (reader, number), owner in list(self._reads.items()):
             if owner not in self._hosts:
                 del self._reads[reader, number]
-                self._send(reader, wire.PartRead(reader=reader, number=number, failed=f"host {owner} is lost"))
+                self.send(reader, wire.PartRead(reader=reader, number=number, failed=f"host {owner} is lost"))
 
     def _host_of(self, rank: int) -> str:
-        plan = self._plan()
+        plan = self.plan()
         assert plan is not None
         return plan.ranks[rank].host
 
@@ -183,7 +170,7 @@ class MemoryRounds:
 
     def hash(self, report: wire.Reported, files: Sequence[str]) -> None:
         """Have the files of a part hashed, which is all that there is to do with them."""
-        self._send(
+        self.send(
             self._host_of(report.rank),
             wire.HashFiles(
                 attempt=report.attempt,
@@ -200,17 +187,17 @@ class MemoryRounds:
 
         keeps_start: ranks may still read the checkpoint that the attempt has started from.
         """
-        plan = self._plan()
+        plan = self.plan()
         assert plan is not None
-        copies = copy_hosts(plan.hosts, self._racks)
-        manifest, known = new.manifest, {saved.path.name for saved in self._store.committed}
-        name = manifest["name"] or self._store.paths.checkpoint(manifest["index"]).name
+        copies = copy_hosts(plan.hosts, self.racks)
+        manifest, known = new.manifest, {saved.path.name for saved in self.store.committed}
+        name = manifest["name"] or self.store.paths.checkpoint(manifest["index"]).name
         if name in {*known, *self._rounds, self._storing_name}:  # another one by that name may be somewhere
             name = f"{name}-{manifest['index']}"
         manifest["name"] = name
         hosts = {rank: plan.ranks[rank].host for rank in reports}
         parts = {rank: MemoryPart(hosts[rank], of.folder, copies[hosts[rank]]) for rank, of in reports.items()}
-        kept = MemoryRound(name, manifest, dict(self._store.metadata), dict(new.positions), parts)
+        kept = MemoryRound(name, manifest, dict(self.store.metadata), dict(new.positions), parts)
         if not keeps_start:
             self._start = ""
         self._drop(self._rounds.keys() - known)
@@ -218,8 +205,8 @@ class MemoryRounds:
         needed = [self._start, self._copying, self._storing_name, *(saved.path.name for saved in self._best())]
         self._drop(self._rounds.keys() - to_keep(list(self._rounds), safe=self._safe, needed=needed))
         self._tell_hosts(kept)
-        self._store_at = self._store_at or time.monotonic() + self._storage_every_s
-        new.done(self._store.location / name)
+        self._store_at = self._store_at or time.monotonic() + self.config.storage_every_s
+        new.done(self.store.location / name)
         self.store_or_copy()
 
     def _drop(self, names: Iterable[str]) -> None:
@@ -238,8 +225,8 @@ class MemoryRounds:
         """Tell the hosts what they keep, and forget what they no longer do."""
         known, body = list(self._rounds), new.encoded() if new else b""
         for host in self._hosts:
-            self._send(host, wire.KeepRound(host=host, keep=known, run=self._storage_of(host), body=body))
-        self._store.forget_memory(known)
+            self.send(host, wire.KeepRound(host=host, keep=known, run=self.storage_of(host), body=body))
+        self.store.forget_memory(known)
         self._copy_folders = {name: of for name, of in self._copy_folders.items() if name in known}
         self._gathered = {key: folder for key, folder in self._gathered.items() if key[1] in known}
 
@@ -255,7 +242,7 @@ class MemoryRounds:
         If one of them is being stored, that stops. If its files are complete already, its manifest says what is wrong.
         """
         if self._rounds:
-            self._drop(self._rounds.keys() - {saved.path.name for saved in self._store.committed if saved.is_in_memory})
+            self._drop(self._rounds.keys() - {saved.path.name for saved in self.store.committed if saved.is_in_memory})
             if self._storing_name not in self._rounds and not self.is_settling:
                 self._end_storing()
             self._tell_hosts(self._newest)
@@ -263,14 +250,14 @@ class MemoryRounds:
     def free_all(self) -> None:
         """Drop all rounds: memory is short, and a newer checkpoint is on storage."""
         if self._storing is None:
-            self._store.forget_memory([saved.path.name for saved in self._best()])
+            self.store.forget_memory([saved.path.name for saved in self._best()])
             self.drop_others()
             self.store_or_copy()
 
     def _best(self) -> list[CommittedCheckpoint]:
         """Return the rounds that are not on storage, but have to be: ``num_to_keep`` keeps them by their score."""
-        saved, rule = self._store.committed, self._kept
-        if rule is None or rule.checkpoint_score_attribute is None:
+        saved, rule = self.store.committed, self.config
+        if rule.checkpoint_score_attribute is None:
             return []
         best = best_first([each.metrics for each in saved], rule)[: rule.num_to_keep or 1]
         return [saved[n] for n in best if saved[n].is_in_memory]
@@ -283,21 +270,21 @@ class MemoryRounds:
         A round that ``num_to_keep`` keeps is stored as soon as there is a newer one: only the newest is safe in memory.
         """
         newest = self._newest
-        is_due = self._store_at is not None and time.monotonic() >= self._store_at and self._is_training()
+        is_due = self._store_at is not None and time.monotonic() >= self._store_at and self.is_training()
         if self._is_ending or is_due:
             self.store_newest()
-        elif self._is_training() and not self._failed_tries:
-            for saved in [saved for saved in self._best() if saved is not self._store.latest][:1]:
+        elif self.is_training() and not self._failed_tries:
+            for saved in [saved for saved in self._best() if saved is not self.store.latest][:1]:
                 self._store_round(saved)
         if newest is None or newest.index < self._copy_at:
             return
         if not self._copying_hosts and newest.name not in self._copy_folders:
-            self._copy_at = newest.index + self._copy_every
+            self._copy_at = newest.index + (self.config.memory_every or 1)
             self._copy_folders[newest.name] = {}
             self._copying_hosts = {part.copy for part in newest.parts.values() if part.copy in self._hosts}
             self._copying = newest.name if self._copying_hosts else ""
             for host in self._copying_hosts:
-                self._send(host, wire.CopyRound(name=newest.name))
+                self.send(host, wire.CopyRound(name=newest.name))
 
     def _on_copied(self, host: str, message: wire.RoundCopied) -> None:
         if host not in self._copying_hosts or message.name != self._copying:
@@ -306,7 +293,7 @@ class MemoryRounds:
             self._failed_copies += 1
             if self._failed_copies == _MANY_FAILURES:
                 warn(f"host {host} cannot copy checkpoints in memory of other hosts: {message.failed}")
-            self._store.append_event("memory_damage", name=message.name, host=host, text=message.failed)
+            self.store.append_event("memory_damage", name=message.name, host=host, text=message.failed)
         elif message.name in self._copy_folders:
             self._copy_folders[message.name][host] = message.folder
         self._end_copy(host)
@@ -353,7 +340,7 @@ class MemoryRounds:
         self._gathered.clear()  # every byte is compared again
         if not self.is_settling:  # the answers to earlier orders are ignored
             self._end_storing()
-        latest = self._store.latest
+        latest = self.store.latest
         if latest is None or not latest.is_in_memory:
             return False
         name = self._start = latest.path.name
@@ -369,11 +356,11 @@ class MemoryRounds:
             if failures:
                 self._give_up(name, " and ".join(dict.fromkeys(failures.values())), try_again)
             else:
-                then(self._store.latest)
+                then(self.store.latest)
 
         def try_again() -> None:
             if self._attempt == attempt and not self._is_ending and not self.begin(attempt, hosts, then):
-                then(self._store.latest)
+                then(self.store.latest)
 
         for host in hosts:
             self._gather(host, name, partial(answered, host))
@@ -383,20 +370,20 @@ class MemoryRounds:
         """Drop a round that cannot be used, and say what is used instead, unless agents have stored it meanwhile."""
 
         def adopted() -> None:
-            is_lost = self.has(str(self._store.location / name))
+            is_lost = self.has(str(self.store.location / name))
             self._drop([name])
             self._tell_hosts()
             if is_lost:
-                latest = self._store.latest
+                latest = self.store.latest
                 instead = "there is no other one"
                 if latest is not None:
                     where = "in memory" if latest.is_in_memory else "on storage"
                     instead = f"{latest.path.name} {where} is used instead"
                 warn(f"{name} in memory cannot be used: {why}; {instead}")
-                self._store.append_event("memory_checkpoint_lost", name=name, why=why)
+                self.store.append_event("memory_checkpoint_lost", name=name, why=why)
             then()
 
-        self._store.adopt(adopted)
+        self.store.adopt(adopted)
 
     def fetch(self, host: str, path: str, then: Callable[[str, str | None], None]) -> None:
         """Call ``then`` with the directory in which a host has a round for readers, and with why it has none."""
@@ -409,13 +396,13 @@ class MemoryRounds:
         waiting = self._asking.setdefault((host, name), [])
         waiting.append(then)
         if len(waiting) == 1:
-            self._send(host, wire.GatherRound(attempt=self._attempt, host=host, body=self._rounds[name].encoded()))
+            self.send(host, wire.GatherRound(attempt=self._attempt, host=host, body=self._rounds[name].encoded()))
 
     def _on_gathered(self, host: str, answer: wire.RoundGathered) -> None:
         for note in [note for note in answer.notes if (answer.name, note) not in self._notes]:
             self._notes.add((answer.name, note))
             warn(f"{answer.name} in memory: {note}")
-            self._store.append_event("memory_damage", name=answer.name, host=host, text=note)
+            self.store.append_event("memory_damage", name=answer.name, host=host, text=note)
         if answer.failed is None:
             self._gathered[host, answer.name] = answer.folder
         for then in self._asking.pop((host, answer.name), ()):
@@ -425,12 +412,12 @@ class MemoryRounds:
 
     def deadline(self) -> float | None:
         """Return when :meth:`store_or_copy` has something to do."""
-        return None if self._storing or not self._is_training() else self._store_at
+        return None if self._storing or not self.is_training() else self._store_at
 
     def store_newest(self) -> None:
         """Store the newest round. If it is stored already, store one that ``num_to_keep`` keeps."""
         self._store_at = None
-        for saved in [saved for saved in (self._store.latest, *self._best()) if saved and saved.is_in_memory][:1]:
+        for saved in [saved for saved in (self.store.latest, *self._best()) if saved and saved.is_in_memory][:1]:
             self._store_round(saved)
 
     def _store_round(self, saved: CommittedCheckpoint) -> None:
@@ -440,7 +427,7 @@ class MemoryRounds:
         kept = self._rounds[saved.path.name]
         self._tries += 1
         storing = self._storing = _Storing(kept, time.monotonic(), -self._tries)
-        self._store.prepare(
+        self.store.prepare(
             kept.manifest["attempt"], storing.ordinal, name=kept.name, then=partial(self._store_all, storing)
         )
 
@@ -451,9 +438,9 @@ class MemoryRounds:
 
     def close(self) -> None:
         """Forget what is only in memory: the hosts end."""
-        if (latest := self._store.latest) is not None and latest.is_in_memory:
+        if (latest := self.store.latest) is not None and latest.is_in_memory:
             warn(f"{latest.path.name} was only in memory, and is lost")
-        self._store.forget_memory()
+        self.store.forget_memory()
 
     def _store_all(self, storing: _Storing, directory: str) -> None:
         storing.directory, storing.unstored = directory, set(storing.kept.parts)
@@ -485,7 +472,7 @@ class MemoryRounds:
                 others=[],
                 directory=storing.directory,
             )
-            self._upload(host, order)
+            self.upload(host, order)
 
     def stored(self, message: wire.FilesCopied) -> bool:
         """Handle an answer about files. Return False if they are not those of a round that is being stored."""
@@ -518,10 +505,10 @@ class MemoryRounds:
         storing.unstored.clear()
 
         def given_up() -> None:
-            if not any(saved.index == index for saved in self._store.committed):
+            if not any(saved.index == index for saved in self.store.committed):
                 self._lost = max(self._lost or (-1, -1, ""), (index, rank, f"{name} was only in memory, and {why}"))
             self._end_storing()
-            self._on_change()
+            self.on_change()
             self.store_newest()
 
         self._give_up(name, why, given_up)
@@ -529,17 +516,17 @@ class MemoryRounds:
     def _storage_fails(self, why: object) -> None:
         """Keep the round, and try again later, unless the disk is full. At the end of the run, try at once."""
         assert self._storing is not None
-        text = f"cannot write {self._storing.kept.name} to {self._store.location}: {why}"
+        text = f"cannot write {self._storing.kept.name} to {self.store.location}: {why}"
         self._failed_tries += 1
         self._end_storing()
-        self._store_at = time.monotonic() + self._storage_every_s
+        self._store_at = time.monotonic() + self.config.storage_every_s
         if is_full_disk(text) or (self._is_ending and self._failed_tries >= _MANY_FAILURES):
             self._failed_tries = 0
-            self._store.on_failure(f"{text}{advice_on(text)}")
+            self.store.on_failure(f"{text}{advice_on(text)}")
         elif self._is_ending:
             self.store_newest()
         else:
-            warn(f"{text}; it stays in memory, and the next one is written in {self._storage_every_s:g} s")
+            warn(f"{text}; it stays in memory, and the next one is written in {self.config.storage_every_s:g} s")
 
     def _end_storing(self) -> None:
         """Forget the round that is being stored. If it is not stored, the newest one is due now."""
@@ -552,14 +539,14 @@ class MemoryRounds:
         def done(path: Path | RemotePath) -> None:
             self._end_storing()
             self._failed_tries = 0
-            self._store.note_stored(kept.manifest, manifest, path)
+            self.store.note_stored(kept.manifest, manifest, path)
             took_s = round(time.monotonic() - storing.began, 3)
-            self._store.append_event("stored", name=path.name, index=kept.index, seconds=took_s)
-            self._store_at = time.monotonic() + self._storage_every_s
-            self._on_change()
+            self.store.append_event("stored", name=path.name, index=kept.index, seconds=took_s)
+            self._store_at = time.monotonic() + self.config.storage_every_s
+            self.on_change()
             self.store_or_copy()
 
         manifest = {**kept.manifest, "files": dict(kept.manifest["files"])}  # the store adds the metadata to them
-        self._store.publish(
+        self.store.publish(
             Publication(storing.ordinal, None, manifest, kept.positions, done, failed=self._storage_fails)
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.observer import Committed, RankTrains, Reported, ReportsJoined, TroubleBegan, TroubleEnded
-from distrain.decisions.barriers import BarrierTracker, EndCall
+from distrain.decisions.barriers import BarrierTracker
 from distrain.decisions.checkpoint_assembly import CheckpointAssembly, Drop, Proceed, Refuse, RequestFiles
 from distrain.decisions.events import CheckpointsInProgress, ShowLine
 from distrain.decisions.report_rows import RowAssembly
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from distrain.decisions import checkpoint_assembly
     from distrain.storage.records import CommittedCheckpoint
 
-    _Files = Sequence[tuple[str, int, int]]
 
 _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
 """Reports of a rank after which it is sent an acknowledgement."""
@@ -74,6 +73,7 @@ class _Unsettled:
         return any(report.waits or report.in_place or report.in_memory for report in self.reports.values())
 
 
+@dataclass(eq=False)
 class ReportHandler:
     """The reports of one attempt after the other.
 
@@ -83,40 +83,28 @@ class ReportHandler:
     clock: the time for which ranks wait for each other.
     """
 
-    def __init__(
-        self,
-        store: RunStore,
-        config: CheckpointConfig,
-        observers: Observers,
-        *,
-        send: Callable[[wire.ToWorker], None],
-        upload: Callable[[wire.Upload], None],
-        is_apart: Callable[[int], bool] = lambda rank: False,
-        on_commit: Callable[[str | None], None],
-        validations: Validations,
-        memory: MemoryRounds,
-        clock: PausableClock | None = None,
-    ) -> None:
+    store: RunStore
+    config: CheckpointConfig
+    observers: Observers
+    send: Callable[[wire.ToWorker], None]
+    upload: Callable[[wire.Upload], None]
+    on_commit: Callable[[str | None], None]
+    validations: Validations
+    memory: MemoryRounds
+    is_apart: Callable[[int], bool] = lambda rank: False
+    clock: PausableClock = field(default_factory=PausableClock)
+
+    def __post_init__(self) -> None:
         self.last: dict[str, Any] | None = None
         """Rank 0's latest report: its line with all metrics."""
-        self._store = store
-        self._config = config
-        self._send = send
-        self._upload = upload
-        self._is_apart = is_apart
-        self._on_commit = on_commit
-        self._validations = validations
-        self._memory = memory
-        self._clock = clock or PausableClock()
-        validations.changed = self.after_change
-        self._observers = observers
+        self.validations.changed = self.after_change
         self._warned_of_score = False
         self.begin(-1, 0)
 
     def begin(self, attempt: int, world_size: int) -> None:
         """Begin a new attempt, and forget the unfinished checkpoints of the last one."""
         self._attempt = attempt
-        self._first_step = 0 if self._store.latest is None else self._store.latest.step
+        self._first_step = 0 if self.store.latest is None else self.store.latest.step
         """The reports of a rank before those of this attempt, without those that the attempt repeats."""
         self._is_over = False
         self._world_size = world_size
@@ -132,23 +120,23 @@ class ReportHandler:
         """Rank and ordinal of the files that uploaders are storing."""
         self._unwritten: dict[tuple[int, int], RequestFiles] = {}
         """By rank and ordinal: orders for files in memory that are still being written."""
-        similar = [saved for saved in self._store.committed if saved.world_size == world_size]
+        similar = [saved for saved in self.store.committed if saved.world_size == world_size]
         self._assembly = CheckpointAssembly(
             world_size,
-            self._config,
+            self.config,
             incomparable=_INCOMPARABLE,
             silent=similar[-1].silent if similar else (),
             before=self._first_step,
         )
-        self._start = -1 if self._store.latest is None else self._store.latest.index
+        self._start = -1 if self.store.latest is None else self.store.latest.index
         """The index of the checkpoint that the attempt has started from, if that is one of this run."""
         self._start_until = math.inf
         self._unheard = set(range(world_size))
         """The ranks that may still read the checkpoint that the attempt has started from."""
         self._bringing: dict[int, int] = {}
         """By rank that has reported a checkpoint, or has tried to: the number of the first such report."""
-        self._barriers = BarrierTracker(world_size)
-        self._rows = RowAssembly(world_size) if self._observers.hears(ReportsJoined) else None
+        self._barriers = BarrierTracker(attempt, world_size)
+        self._rows = RowAssembly(world_size) if self.observers.hears(ReportsJoined) else None
         self.report_counts: dict[int, int] = {}
         """By rank: the number of reports in this attempt."""
         self._troubles_shown: set[tuple[int, str, str]] = set()
@@ -157,7 +145,7 @@ class ReportHandler:
 
     def handle(self, message: wire.FromWorker) -> None:
         """Handle a message from a rank of this attempt, or about its files; ignore it if it is about something else."""
-        now = self._clock.now()
+        now = self.clock.now()
         if isinstance(message, (wire.Reported, wire.Outcome)):
             self._unheard.discard(message.rank)
         match message:
@@ -170,23 +158,22 @@ class ReportHandler:
                 self._do(self._assembly.failed(rank, index, why, now, has_checkpoint=has_checkpoint))
                 self._add_to_row(rank, index, None, now)
             case wire.FilesCopied():
-                if not self._memory.stored(message):
-                    self._on_stored(message.rank, message.ordinal, message.failed, now, message.files, message.skipped)
+                if not self.memory.stored(message):
+                    self._on_stored(message, now)
             case wire.PartWritten():
                 self._on_written(message, now)
-            case wire.CollectiveEntered(rank=rank, index=index, operation=operation, body=body, timeout_s=timeout_s):
-                gathers = message.gathers
-                self._do(self._barriers.entered(rank, index, operation, body, now, timeout_s, gathers=gathers))
+            case wire.CollectiveEntered():
+                self._do(self._barriers.entered(message, now))
             case wire.AskCheckpointList():
                 self._answer([(message, now)])
             case wire.Running(rank=rank):
-                if self._memory.is_off:
-                    self._send(wire.StoreInstead(attempt=message.attempt, rank=rank))
-                self._observers.tell(RankTrains(rank, time.monotonic()))
-                self._start_until = now + self._config.missing_rank_s
+                if self.memory.is_off:
+                    self.send(wire.StoreInstead(attempt=message.attempt, rank=rank))
+                self.observers.tell(RankTrains(rank, time.monotonic()))
+                self._start_until = now + self.config.missing_rank_s
                 self._do(self._assembly.running(rank, now))
             case wire.Vitals():
-                self._on_slow(self._observers.status.heard_vitals(message, time.monotonic()))
+                self._on_slow(self.observers.status.heard_vitals(message, time.monotonic()))
             case wire.FetchCheckpoint(rank=rank):
                 self._assembly.fetching(rank)
             case wire.Outcome(ok=False, rank=rank):
@@ -201,7 +188,7 @@ class ReportHandler:
 
     def fetched(self, rank: int) -> None:
         """Note that a rank has the files of the checkpoint for which it waited."""
-        self._do(self._assembly.running(rank, self._clock.now()))
+        self._do(self._assembly.running(rank, self.clock.now()))
 
     def rank_ended(self, rank: int) -> None:
         """Note that the process of a rank has ended, or that it will report nothing more."""
@@ -211,11 +198,11 @@ class ReportHandler:
         """Return when :meth:`tick` should be called if nothing else happens."""
         rows_due = self._rows.deadline() if self._rows else None
         moments = self._assembly.deadline(), rows_due, self._barriers.deadline(), self._list_deadline
-        return self._clock.monotonic(min((moment for moment in moments if moment is not None), default=None))
+        return self.clock.monotonic(min((moment for moment in moments if moment is not None), default=None))
 
     def tick(self) -> None:
         """Do whatever is due by now."""
-        now = self._clock.now()
+        now = self.clock.now()
         self._do(self._assembly.tick(now))
         if self._rows:
             self._do(self._rows.tick(now))
@@ -238,7 +225,7 @@ class ReportHandler:
         standing: the ranks that stand still, and so will not report.
         """
         parts = self._assembly.storing(failed, self._uploads)
-        expected = self._assembly.expected(failed, self._uploads, self._clock.now())
+        expected = self._assembly.expected(failed, self._uploads, self.clock.now())
         for rank in (*standing, *self._barriers.waiting):
             expected.pop(rank, None)
         return CheckpointsInProgress(parts, expected, self._assembly.time_for(expected))
@@ -249,25 +236,25 @@ class ReportHandler:
 
     def end(self) -> None:
         """End the attempt: no rank will report again."""
-        self._do(self._assembly.close(self._clock.now()))
+        self._do(self._assembly.close(self.clock.now()))
         self._is_over = True
         self._delete_surplus()
         self._end_rows()
 
     def _end_rows(self) -> None:
         """Complete the rows of an attempt that is over, once its checkpoints are committed."""
-        if self._rows and self._is_over and not self._store.is_committing:
+        if self._rows and self._is_over and not self.store.is_committing:
             self._do(self._rows.end())
 
     def flush(self) -> None:
         """Have the reports written that have arrived, then acknowledge them."""
         reports, self._unacknowledged = self._unacknowledged, {}
-        self._store.flush(partial(self._acknowledge, self._attempt, reports) if reports else None)
+        self.store.flush(partial(self._acknowledge, self._attempt, reports) if reports else None)
 
     def _acknowledge(self, attempt: int, reports: Mapping[int, int], _: object) -> None:
         if attempt == self._attempt:
             for rank, index in reports.items():
-                self._send(wire.Acknowledged(attempt=attempt, rank=rank, index=index))
+                self.send(wire.Acknowledged(attempt=attempt, rank=rank, index=index))
 
     # -- reports --------------------------------------------------------------------------------------------------
 
@@ -280,26 +267,15 @@ class ReportHandler:
             line["progress"] = message.progress
         if message.waited is not None:
             line["waits"] = message.waited
-        self._store.append_metrics(line, metrics)
+        self.store.append_metrics(line, metrics)
         if rank == 0:
             self.last = {**line, "metrics": metrics}
         number = self._first_step + index
-        self._observers.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
+        self.observers.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
         if message.has_checkpoint:
             self._note_bringing(rank, index)
             self._unsettled.setdefault(index, _Unsettled(now)).add(message)
-        self._do(
-            self._assembly.reported(
-                rank,
-                index,
-                metrics,
-                message.files if message.has_checkpoint else None,
-                now,
-                in_place=message.folder if message.in_place else "",
-                in_memory=message.in_memory,
-                name=message.name,
-            )
-        )
+        self._do(self._assembly.reported(message, metrics, now))
         self._add_to_row(rank, index, metrics, now)
 
     def _add_to_row(self, rank: int, index: int, metrics: dict[str, Any] | None, now: float) -> None:
@@ -317,13 +293,13 @@ class ReportHandler:
         Those that it had none for are whole. The next attempt starts from the newest of them, or an earlier one.
         """
         first = self._first_step + self._bringing[rank]
-        whole = [saved.index for saved in self._store.committed if saved.step < first]
-        if lacking := self._store.disown(rank, after=max([self._start, *whole])):
+        whole = [saved.index for saved in self.store.committed if saved.step < first]
+        if lacking := self.store.disown(rank, after=max([self._start, *whole])):
             names = ", ".join(saved.path.name for saved in lacking)
             warn(f"{names} won't be used for restarts: rank {rank} saves checkpoints too, and its files are missing")
-            latest = self._store.latest
-            self._memory.drop_others()
-            self._on_commit(None if latest is None else str(latest.path))
+            latest = self.store.latest
+            self.memory.drop_others()
+            self.on_commit(None if latest is None else str(latest.path))
 
     def _count_report(self, rank: int, index: int) -> None:
         if index // _ACKNOWLEDGE_AFTER > self.report_counts.get(rank, 0) // _ACKNOWLEDGE_AFTER:
@@ -332,14 +308,14 @@ class ReportHandler:
 
     def heard_troubles(self, host: str, message: wire.Troubles) -> None:
         """Show and record what is wrong with the memory and the GPUs of a host, or is over. A line appears once."""
-        new, over = self._observers.status.heard_troubles(host, [Trouble(**fields) for fields in message.troubles])
+        new, over = self.observers.status.heard_troubles(host, [Trouble(**fields) for fields in message.troubles])
         for one in new:
             if one.key not in self._troubles_shown:
                 self._troubles_shown.add(one.key)
                 self._show_trouble(f"rank {one.rank} on {host}: {one.text}")
-            self._observers.tell(TroubleBegan(host, one))
+            self.observers.tell(TroubleBegan(host, one))
         for one in over:
-            self._observers.tell(TroubleEnded(host, one))
+            self.observers.tell(TroubleEnded(host, one))
 
     def _show_trouble(self, text: str) -> None:
         if len(self._troubles_shown) <= _MOST_TROUBLES_SHOWN:
@@ -354,19 +330,18 @@ class ReportHandler:
         if more := slow[_MOST_SLOW_SHOWN:]:
             warn(f"{name_ranks([one.rank for one in more])} also became slow, but less so")
         for one in slow:
-            self._observers.tell(one)
+            self.observers.tell(one)
 
-    def _on_stored(
-        self, rank: int, ordinal: int, failed: str | None, now: float, files: _Files = (), skipped: _Files = ()
-    ) -> None:
+    def _on_stored(self, answer: wire.FilesCopied, now: float) -> None:
+        rank, ordinal, failed = answer.rank, answer.ordinal, answer.failed
         self._uploads.discard((rank, ordinal))
         if failed is not None and is_full_disk(failed):
-            why = f"rank {rank} cannot store a checkpoint in {self._store.location}"
-            self._store.on_failure(f"{why}: {failed}{advice_on(failed)}")
+            why = f"rank {rank} cannot store a checkpoint in {self.store.location}"
+            self.store.on_failure(f"{why}: {failed}{advice_on(failed)}")
         report = self._report(rank, ordinal)
         if report is not None and self._needs_uploader(report) and (failed is not None or not report.in_memory):
-            self._send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=failed))
-        self._do(self._assembly.stored(rank, ordinal, files, skipped, now, failed))
+            self.send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=failed))
+        self._do(self._assembly.stored(answer, now))
 
     def _on_written(self, message: wire.PartWritten, now: float) -> None:
         """Continue with a part that was still being written to memory when it was reported."""
@@ -377,14 +352,15 @@ class ReportHandler:
             if (order := self._unwritten.pop((message.rank, message.ordinal), None)) is not None:
                 self._store_files(order)
         elif message.failed is not None:
-            self._memory.short_of_memory(message.rank, message.failed)
+            self.memory.short_of_memory(message.rank, message.failed)
             for rank in range(self._world_size):
-                self._send(wire.StoreInstead(attempt=message.attempt, rank=rank))
-            self._on_stored(message.rank, message.ordinal, "its host cannot keep it in memory", now)
+                self.send(wire.StoreInstead(attempt=message.attempt, rank=rank))
+            why, rank, ordinal = "its host cannot keep it in memory", message.rank, message.ordinal
+            self._on_stored(wire.FilesCopied(attempt=message.attempt, rank=rank, ordinal=ordinal, failed=why), now)
 
     # -- actions --------------------------------------------------------------------------------------------------
 
-    def _do(self, actions: Sequence[checkpoint_assembly.Action | EndCall | ReportsJoined]) -> None:
+    def _do(self, actions: Sequence[checkpoint_assembly.Action | wire.CollectiveDone | ReportsJoined]) -> None:
         for action in actions:
             match action:
                 case RequestFiles():
@@ -393,7 +369,7 @@ class ReportHandler:
                     del self._unsettled[ordinal].reports[rank]
                     if not self._unsettled[ordinal].reports:
                         del self._unsettled[ordinal]
-                    self._send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=why))
+                    self.send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=why))
                 case Commit():
                     self._commit(action)
                 case Drop(ordinal):
@@ -401,19 +377,17 @@ class ReportHandler:
                         self._send_done(rank, ordinal)
                     self._settle(ordinal, None)
                 case Proceed(rank, ordinal):
-                    self._send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal))
-                case EndCall(rank, index, data, refused):
-                    self._send(
-                        wire.CollectiveDone(attempt=self._attempt, rank=rank, index=index, body=data, refused=refused)
-                    )
+                    self.send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal))
+                case wire.CollectiveDone():
+                    self.send(action)
                 case ReportsJoined():
-                    self._observers.tell(action)
+                    self.observers.tell(action)
                 case ShowLine(text):
                     warn(text)
 
     def _needs_uploader(self, report: wire.Reported) -> bool:
         """Return whether an uploader or a mover stores the files, and not the worker itself."""
-        return not report.waits or self._store.is_remote or self._is_apart(report.rank)
+        return not report.waits or self.store.is_remote or self.is_apart(report.rank)
 
     def _store_files(self, action: RequestFiles) -> None:
         """Have files of a rank stored, once there is a directory for them."""
@@ -427,13 +401,13 @@ class ReportHandler:
         if self._needs_uploader(report):
             self._uploads.add((rank, ordinal))
         if report.in_memory and not action.from_memory:
-            self._memory.hash(report, action.files)
+            self.memory.hash(report, action.files)
             return
         order = partial(self._order_copy, self._attempt, action)
         if report.in_place:
             order(report.folder)
         else:
-            self._store.prepare(self._attempt, ordinal, name=unsettled.name, then=order)
+            self.store.prepare(self._attempt, ordinal, name=unsettled.name, then=order)
 
     def _order_copy(self, attempt: int, action: RequestFiles, directory: str) -> None:
         """Tell the worker or the uploader of its host to copy the files into ``directory``."""
@@ -442,9 +416,9 @@ class ReportHandler:
         if attempt != self._attempt or report is None:
             return
         if not self._needs_uploader(report):
-            self._send(wire.CopyFiles(attempt=attempt, rank=rank, ordinal=ordinal, directory=directory, files=files))
+            self.send(wire.CopyFiles(attempt=attempt, rank=rank, ordinal=ordinal, directory=directory, files=files))
             return
-        self._upload(
+        self.upload(
             wire.Upload(
                 attempt=attempt,
                 rank=rank,
@@ -473,8 +447,8 @@ class ReportHandler:
         positions = {report.rank: report.positions or {} for report in reports}
         if warning := other_data(positions):
             warn_once(warning)
-        to_memory = partial(self._memory.publish, unsettled.reports, keeps_start=self._is_start_read())
-        self._store.commit(
+        to_memory = partial(self.memory.publish, unsettled.reports, keeps_start=self._is_start_read())
+        self.store.commit(
             self._attempt,
             commit,
             name=unsettled.name,
@@ -489,19 +463,19 @@ class ReportHandler:
 
     def _on_committed(self, attempt: int, commit: Commit, saved: CommittedCheckpoint) -> None:
         """Tell the ranks, and only then delete checkpoints that are no longer kept."""
-        latest, ranks = self._store.committed[-1], frozenset(commit.ranks)  # a newer one may have been committed faster
+        latest, ranks = self.store.committed[-1], frozenset(commit.ranks)  # a newer one may have been committed faster
         path = str(latest.path)
-        self._on_commit(path)
+        self.on_commit(path)
         unsettled = self._unsettled[commit.ordinal] if attempt == self._attempt else None
-        since = unsettled.since if unsettled else self._clock.now()
-        self._observers.tell(
+        since = unsettled.since if unsettled else self.clock.now()
+        self.observers.tell(
             Committed(
                 attempt=attempt,
                 name=saved.path.name,
                 index=saved.index,
                 step=saved.step,
                 bytes=sum(file.size for file in commit.files),
-                seconds=round(self._clock.now() - since, 3),
+                seconds=round(self.clock.now() - since, 3),
                 ranks=commit.ranks,
                 metrics=saved.metrics,
                 checkpoint=saved.checkpoint,
@@ -514,17 +488,17 @@ class ReportHandler:
                 self._send_done(rank, commit.ordinal, path, has_files=rank in ranks)
             self._settle(commit.ordinal, saved)
             self._end_rows()
-            self._do(self._assembly.committed(commit.ordinal, self._clock.now()))
+            self._do(self._assembly.committed(commit.ordinal, self.clock.now()))
         if saved.is_pending:
-            self._validations.add(saved)
-        if self._memory.is_off and not (latest.is_in_memory or self._is_start_read()):
-            self._memory.free_all()
+            self.validations.add(saved)
+        if self.memory.is_off and not (latest.is_in_memory or self._is_start_read()):
+            self.memory.free_all()
         for rank in self._bringing.keys() & saved.silent:  # it came while this was committed
             self._disown(rank)
         self.after_change()
 
     def _send_done(self, rank: int, ordinal: int, path: str = "", *, has_files: bool = False) -> None:
-        self._send(wire.CommitDone(attempt=self._attempt, rank=rank, ordinal=ordinal, path=path, has_files=has_files))
+        self.send(wire.CommitDone(attempt=self._attempt, rank=rank, ordinal=ordinal, path=path, has_files=has_files))
 
     def _settle(self, ordinal: int, saved: CommittedCheckpoint | None) -> None:
         """Note that a checkpoint is committed, or (None) dropped."""
@@ -541,25 +515,25 @@ class ReportHandler:
         self._answer_list_requests()
 
     def _delete_surplus(self) -> None:
-        stored = [saved for saved in self._store.committed if not saved.is_in_memory]
+        stored = [saved for saved in self.store.committed if not saved.is_in_memory]
         doubtful = {n for n, saved in enumerate(stored) if saved.silent}
-        surplus = retention.surplus([saved.metrics for saved in stored], self._config, doubtful)
-        self._store.delete([stored[n] for n in surplus if not self._is_needed(stored[n])])
+        surplus = retention.surplus([saved.metrics for saved in stored], self.config, doubtful)
+        self.store.delete([stored[n] for n in surplus if not self._is_needed(stored[n])])
 
     def _is_needed(self, saved: CommittedCheckpoint) -> bool:
-        return self._validations.awaits(saved) or (saved.index == self._start and self._is_start_read())
+        return self.validations.awaits(saved) or (saved.index == self._start and self._is_start_read())
 
     def _is_start_read(self) -> bool:
         """Return whether a rank that has not reported yet may read the checkpoint that the attempt has started from."""
-        return bool(self._unheard) and not self._is_over and self._clock.now() < self._start_until
+        return bool(self._unheard) and not self._is_over and self.clock.now() < self._start_until
 
     def _warn_of_missing_scores(self) -> None:
         """Warn once, of the first checkpoint without a score whose validation can no longer add one."""
-        attribute = self._config.checkpoint_score_attribute
+        attribute = self.config.checkpoint_score_attribute
         if attribute is None or self._warned_of_score:
             return
-        for saved in self._store.committed:
-            if not (self._validations.awaits(saved) or retention.has_metric(saved.metrics, attribute)):
+        for saved in self.store.committed:
+            if not (self.validations.awaits(saved) or retention.has_metric(saved.metrics, attribute)):
                 self._warned_of_score = True
                 known = ", ".join(sorted(retention.flatten(saved.metrics))) or "no metrics at all"
                 warn(
@@ -582,16 +556,16 @@ class ReportHandler:
         A rank waits for its own checkpoints, and for those of other ranks up to the report that it has made itself.
         It waits for ranks with fewer reports no longer than ``missing_rank_s``, and with ``synced`` for nothing longer.
         """
-        now = self._clock.now()
+        now = self.clock.now()
         self._settled_up_to = self._find_settled()
-        validating = any(map(self._validations.awaits, self._store.committed))
+        validating = any(map(self.validations.awaits, self.store.committed))
         body = b""
         for request, since in requests:
             reports = self.report_counts.get(request.rank, 0)
             settled, settled_synced, settled_soon, head_start_ends = self._settled_up_to
             if request.synced:
                 settled = settled_soon if now >= head_start_ends else settled_synced
-            limit = since + self._config.missing_rank_s + _COMMIT_S * self._store.is_committing
+            limit = since + self.config.missing_rank_s + _COMMIT_S * self.store.is_committing
             others = now < limit and reports > settled
             own = not request.synced and any(
                 request.rank in unsettled.reports for unsettled in self._unsettled.values()
@@ -603,7 +577,7 @@ class ReportHandler:
                     self._list_deadline = min(due, self._list_deadline or due)
                 continue
             body = body or self._checkpoint_list()
-            self._send(wire.CheckpointList(attempt=request.attempt, rank=request.rank, index=request.index, body=body))
+            self.send(wire.CheckpointList(attempt=request.attempt, rank=request.rank, index=request.index, body=body))
             if request.synced and now >= limit and reports > settled:
                 self._do(self._assembly.write_off_laggards(reports))
 
@@ -626,6 +600,6 @@ class ReportHandler:
                 "metrics": saved.metrics,
                 "status": saved.validation["status"] if saved.validation else "COMMITTED",
             }
-            for saved in self._store.committed
+            for saved in self.store.committed
         ]
         return json.dumps(checkpoints).encode()

@@ -11,6 +11,7 @@ import os
 import stat
 import time
 import uuid
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ _REFUSED = "refused: "
 """How the answer to a request begins that cannot be fulfilled."""
 
 
+@dataclass(eq=False)
 class Requests:
     """Accept requests, and answer them.
 
@@ -42,17 +44,14 @@ class Requests:
     One that raises NoSuchRun, ValueError or OSError refuses the request.
     """
 
-    def __init__(
-        self, loop: Loop, store: RunStore, actions: Mapping[str, Callable[[Callable[[str], None], str], None]]
-    ) -> None:
-        self._loop = loop
-        self._store = store
-        self._actions = actions
-        self._pipe = -1
+    loop: Loop
+    store: RunStore
+    actions: Mapping[str, Callable[[Callable[[str], None], str], None]]
+    _pipe: int = -1
 
     def open(self) -> None:
         """Accept requests, unless the file system has no named pipes."""
-        path = self._store.paths.requests
+        path = self.store.paths.requests
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
             os.mkfifo(path, 0o600)
@@ -61,30 +60,30 @@ class Requests:
             if not stat.S_ISFIFO(made.st_mode) or made.st_uid != os.geteuid() or made.st_mode & 0o077:
                 self.close()  # another user has replaced it in the meantime
                 return
-            self._loop.on_readable(self._pipe, self._read)
+            self.loop.on_readable(self._pipe, self._read)
 
     def close(self) -> None:
         """Accept no more requests."""
         if self._pipe >= 0:
-            self._loop.forget(self._pipe)
+            self.loop.forget(self._pipe)
             os.close(self._pipe)
             self._pipe = -1
-            self._store.delete_file(self._store.paths.requests)
+            self.store.delete_file(self.store.paths.requests)
 
     def _read(self) -> None:
         for line in os.read(self._pipe, _REQUEST_BYTES).decode(errors="replace").splitlines():
             word, _, rest = line.partition(" ")
             token, _, argument = rest.partition(" ")
-            if word in self._actions and token.isalnum():
+            if word in self.actions and token.isalnum():
                 answer = partial(self._answer, token)
                 try:
-                    self._actions[word](answer, argument)
+                    self.actions[word](answer, argument)
                 except (NoSuchRun, ValueError, OSError) as refusal:
                     answer(f"{_REFUSED}{refusal}")
 
     def _answer(self, token: str, text: str) -> None:
-        path = self._store.paths.answer(token)
-        self._store.write_optional_file(path, text.encode(), "a request could not be answered")
+        path = self.store.paths.answer(token)
+        self.store.write_optional_file(path, text.encode(), "a request could not be answered")
 
 
 def rank_in(argument: str, status: RunStatus) -> tuple[int, str]:

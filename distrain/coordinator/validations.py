@@ -6,7 +6,6 @@ The training continues whatever a validation finds.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from distrain import wire
 from distrain.api.context import ReportedCheckpointStatus as Status
 from distrain.system import process
 from distrain.system.log import say, warn
-from distrain.wire.child_link import ChildLink
+from distrain.transfer.order_link import OrderLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,7 +34,7 @@ class _Task:
     """The validation under way, and its process."""
 
     saved: CommittedCheckpoint
-    child: ChildLink
+    link: OrderLink
     log: Path
     deadline: float | None
 
@@ -93,7 +92,7 @@ class Validations:
         """Kill the validation under way and empty the queue. A run that continues this one validates the rest."""
         self._queue.clear()
         if self._task is not None:
-            self._task.child.kill()
+            self._task.link.close()
             self._task = None
 
     def give_up(self, why: str) -> None:
@@ -108,11 +107,7 @@ class Validations:
 
     def _next(self) -> None:
         if self._queue and self._task is None:
-            saved = self._queue.popleft()
-            try:
-                self._begin(saved)
-            except OSError as error:
-                self._finish(saved, Status.VALIDATION_FAILED, {}, f"its process cannot be started: {error}")
+            self._begin(self._queue.popleft())
 
     def _begin(self, saved: CommittedCheckpoint) -> None:
         request, validator = self._request, self._request.validator
@@ -121,15 +116,19 @@ class Validations:
         paths = self._store.paths
         log = paths.validation_log(saved.path.name)
         environment = {**validator.environment, process.RUN_IDS: process.extended_run_ids(request.run_id)}
-        arguments = str(os.getpid()), str(paths.root), str(log)
-        argv = process.bootstrap_argv("validator", *arguments, flags=request.python_flags)
-        child = ChildLink(argv, environment=environment)
+        link = OrderLink(
+            self._loop,
+            lambda answer: self._on_answer(task, answer),
+            "validator",
+            *(str(paths.root), str(log)),
+            flags=request.python_flags,
+            environment=environment,
+        )
         limit_s = saved.validation["timeout_s"]
         limit_s = validator.timeout_s if limit_s is None else limit_s
         deadline = None if limit_s is None else time.monotonic() + limit_s
-        task = self._task = _Task(saved, child, log, deadline)
-        child.channel.attach(self._loop, lambda frames: self._on_frames(task, frames))
-        child.channel.queue(
+        task = self._task = _Task(saved, link, log, deadline)
+        link.order(
             wire.RunValidation(
                 checkpoint=str(saved.path),
                 filesystem=request.filesystem,
@@ -140,14 +139,7 @@ class Validations:
             )
         )
 
-    def _on_frames(self, task: _Task, frames: list[wire.Frame]) -> None:
-        if task is not self._task:  # the end of a process that has answered
-            return
-        if not frames:
-            code = task.child.kill()
-            self._end(task, Status.VALIDATION_FAILED, {}, f"its process has died (exit code {code})")
-            return
-        answer = frames[0].message()
+    def _on_answer(self, task: _Task, answer: wire.Message) -> None:
         assert isinstance(answer, wire.ValidationResult)
         if answer.failed is not None:
             self._end(task, Status.VALIDATION_FAILED, {}, answer.failed)
@@ -156,13 +148,9 @@ class Validations:
 
     def _end(self, task: _Task, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
         self._task = None
-        task.child.kill()
-        self._finish(
-            task.saved, status, metrics, f"{why} (its output: {self._store.display_path(task.log)})" if why else None
-        )
-
-    def _finish(self, saved: CommittedCheckpoint, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
-        self._record(saved, status, metrics, why)
+        task.link.close()
+        output = self._store.display_path(task.log)
+        self._record(task.saved, status, metrics, why and f"{why} (its output: {output})")
         self.changed()
         self._next()
 

@@ -10,20 +10,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from distrain import wire
 from distrain.system.text import name_ranks, ranks_have
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class EndCall:
-    """Let the rank's call return with ``data``, or, with ``refused``, make it fail."""
-
-    rank: int
-    index: int
-    data: bytes = b""
-    refused: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +29,8 @@ class _Call:
 class BarrierTracker:
     """The collectives of one attempt."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, attempt: int, world_size: int) -> None:
+        self._attempt = attempt
         self._world_size = world_size
         self._waiting: dict[int, _Call] = {}
         """By rank. Between two events, all of them are the same call: index and operation."""
@@ -53,42 +45,34 @@ class BarrierTracker:
         """The ranks that wait for others in a collective."""
         return self._waiting.keys()
 
-    def entered(
-        self,
-        rank: int,
-        index: int,
-        operation: str,
-        data: bytes,
-        now: float,
-        timeout_s: float | None = None,
-        *,
-        gathers: bool = False,
-    ) -> Sequence[EndCall]:
-        """Note that the rank waits in its ``index``-th collective, for ``timeout_s`` at most.
+    def entered(self, asked: wire.CollectiveEntered, now: float) -> Sequence[wire.CollectiveDone]:
+        """Note that a rank waits in a collective.
 
-        All ranks get the ``data`` of rank 0; if the collective gathers, that of all ranks as lines, in their order.
+        All ranks get the data of rank 0; if the collective gathers, that of all ranks as lines, in their order.
         """
+        rank, index = asked.rank, asked.index
         abandoned = self._abandon_call(rank)
         if index in self._refused:
-            return [*abandoned, EndCall(rank, index, refused=self._refused[index])]
-        call = _Call(index, operation, data, now, math.inf if timeout_s is None else now + timeout_s)
+            return [*abandoned, self._answer(rank, index, b"", self._refused[index])]
+        until = math.inf if asked.timeout_s is None else now + asked.timeout_s
+        call = _Call(index, asked.operation, asked.body, now, until)
         other = next(iter(self._waiting.values()), call)
         self._waiting[rank] = call
         self._limit = min(self._limit, call.until)
-        if self._finished or (other.index, other.operation) != (index, operation):
+        if self._finished or (other.index, other.operation) != (index, call.operation):
             return [*abandoned, *self._refuse_calls()]
         if len(self._waiting) == self._world_size:
-            senders = range(self._world_size) if gathers else (0,)
+            senders = range(self._world_size) if asked.gathers else (0,)
             return self._end_calls(index, data=b"\n".join(self._waiting[sender].data for sender in senders))
         return abandoned
 
-    def finished(self, rank: int) -> Sequence[EndCall]:
+    def finished(self, rank: int) -> Sequence[wire.CollectiveDone]:
         """Note that the rank has done its work and will make no further call."""
         self._finished.add(rank)
         abandoned = self._abandon_call(rank)
         return [*abandoned, *(self._refuse_calls() if self._waiting else [])]
 
-    def tick(self, now: float) -> Sequence[EndCall]:
+    def tick(self, now: float) -> Sequence[wire.CollectiveDone]:
         """End the calls whose timeout is over."""
         if now < self._limit:
             return []
@@ -101,12 +85,12 @@ class BarrierTracker:
         """Return when :meth:`tick` has something to do if nothing else happens."""
         return None if self._limit == math.inf else self._limit
 
-    def _abandon_call(self, rank: int) -> list[EndCall]:
+    def _abandon_call(self, rank: int) -> list[wire.CollectiveDone]:
         """End the call in which the rank seems to wait: an exception took it out, so it is never complete."""
         call = self._waiting.pop(rank, None)
         return [] if call is None else self._refuse(call.index, _gave_up([rank], call))
 
-    def _refuse_calls(self) -> list[EndCall]:
+    def _refuse_calls(self) -> list[wire.CollectiveDone]:
         """End the calls that can never be complete."""
         latest = max(call.index for call in self._waiting.values())
         index = min(call.index for call in self._waiting.values())
@@ -131,17 +115,20 @@ class BarrierTracker:
             f"which {ranks_have(self._waiting)} waited (call number {index}); every rank must call it"
         )
 
-    def _refuse(self, index: int, why: str) -> list[EndCall]:
+    def _refuse(self, index: int, why: str) -> list[wire.CollectiveDone]:
         self._refused[index] = why
         return self._end_calls(index, refused=why)
 
-    def _end_calls(self, index: int, data: bytes = b"", refused: str | None = None) -> list[EndCall]:
+    def _end_calls(self, index: int, data: bytes = b"", refused: str | None = None) -> list[wire.CollectiveDone]:
         """End the call ``index`` on every rank that waits in it; ranks in a later call keep waiting."""
         ranks = sorted(rank for rank, call in self._waiting.items() if call.index == index)
         for rank in ranks:
             del self._waiting[rank]
         self._limit = min((call.until for call in self._waiting.values()), default=math.inf)
-        return [EndCall(rank, index, data, refused) for rank in ranks]
+        return [self._answer(rank, index, data, refused) for rank in ranks]
+
+    def _answer(self, rank: int, index: int, data: bytes, refused: str | None) -> wire.CollectiveDone:
+        return wire.CollectiveDone(attempt=self._attempt, rank=rank, index=index, body=data, refused=refused)
 
 
 def _gave_up(ranks: Sequence[int], call: _Call) -> str:

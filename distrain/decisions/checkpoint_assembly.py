@@ -25,6 +25,7 @@ from distrain.system.text import count, name_ranks, ranks_have
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from distrain import wire
     from distrain.api.config import CheckpointConfig
 
 PATIENCE_S = 1.0
@@ -239,6 +240,7 @@ class _RankRecord:
     reported_at: float = -math.inf
 
 
+@dataclass(eq=False)
 class CheckpointAssembly:
     """The checkpoints of one attempt, joined from the parts of its ranks.
 
@@ -247,20 +249,16 @@ class CheckpointAssembly:
     before: the reports of a rank before this attempt. Messages to users count these, too.
     """
 
-    def __init__(
-        self,
-        world_size: int,
-        config: CheckpointConfig,
-        *,
-        incomparable: Collection[str] = (),
-        silent: Collection[int] = (),
-        before: int = 0,
-    ) -> None:
-        self._before = before
-        self._incomparable = tuple(incomparable)
-        self._declared = config.checkpoint_ranks
-        self._ranks = {rank: _RankRecord() for rank in range(world_size)}
-        self._counts = ReportCounts(world_size)
+    world_size: int
+    config: CheckpointConfig
+    incomparable: tuple[str, ...] = ()
+    silent: Collection[int] = ()
+    before: int = 0
+
+    def __post_init__(self) -> None:
+        self._declared = self.config.checkpoint_ranks
+        self._ranks = {rank: _RankRecord() for rank in range(self.world_size)}
+        self._counts = ReportCounts(self.world_size)
         """Of the ranks that checkpoints wait for."""
         if self._declared is not None:
             for rank, record in self._ranks.items():
@@ -268,10 +266,10 @@ class CheckpointAssembly:
                 if not record.brings:
                     self._counts.remove(rank)
         else:
-            for rank in silent:
+            for rank in self.silent:
                 self._ranks[rank].silent = True
                 self._counts.remove(rank)
-        self._absent = dict.fromkeys(range(world_size), _STARTING)
+        self._absent = dict.fromkeys(range(self.world_size), _STARTING)
         """The ranks that are not in train_func, or wait for the files of a checkpoint, and why."""
         self._entered_at = -math.inf
         """When a rank without a report last entered train_func, or continued there."""
@@ -282,7 +280,6 @@ class CheckpointAssembly:
         """Since when files of some part wait for ranks that are behind."""
         self._metrics_of_rank_0: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_METRICS)
         """The latest ones, with the number of the report."""
-        self._missing_rank_s = config.missing_rank_s
         self._pending: dict[int, _Pending] = {}
         self._settled = self._committed = 0
         """The highest ordinal that was committed or dropped, and that was committed."""
@@ -304,32 +301,18 @@ class CheckpointAssembly:
         """Note that the rank waits for the files of a checkpoint. It is not written off meanwhile."""
         self._absent[rank] = _FETCHING
 
-    def reported(
-        self,
-        rank: int,
-        index: int,
-        metrics: dict[str, Any],
-        files: Iterable[str] | None,
-        now: float,
-        *,
-        in_place: str = "",
-        in_memory: bool = False,
-        name: str | None = None,
-    ) -> list[Action]:
-        """Handle one call of report(); ``index`` counts the calls of the rank from 1.
+    def reported(self, report: wire.Reported, metrics: dict[str, Any], now: float) -> list[Action]:
+        """Handle one call of report().
 
-        files: those of its checkpoint; None if it has none.
-        name: the name that the rank gives to the checkpoint's directory.
-        in_place: the directory of the run directory that the ranks have filled themselves; empty if ``files`` are to be
-            copied. Its files are listed when every rank has reported it.
-        in_memory: the rank has written the files into the memory of its host. It writes no others there until this
-            checkpoint is settled, or :class:`Proceed` arrives.
+        Files that are in place are listed when every rank has reported the directory. A rank that has written files
+        into memory writes no others there until this checkpoint is settled, or :class:`Proceed` arrives.
         """
+        rank, index = report.rank, report.index
         self._note_report(rank, index, now)
         if rank == 0:
             self._metrics_of_rank_0.append((index, metrics))
         actions: list[Action] = []
-        if files is not None:
+        if report.has_checkpoint:
             if self._declared is not None and not self._ranks[rank].brings:
                 return [Refuse(rank, index, self._not_declared(rank))]
             self._note_bringing(rank, index)
@@ -337,7 +320,9 @@ class CheckpointAssembly:
                 return [Refuse(rank, index, self._too_late(rank)), *self.tick(now)]
             if self._is_settled(index):
                 return [Drop(index), *self.tick(now)]
-            actions = self._add_part(rank, index, _Part(now, frozenset(files), metrics, in_place, in_memory), name)
+            in_place = report.folder if report.in_place else ""
+            part = _Part(now, frozenset(report.files), metrics, in_place, report.in_memory)
+            actions = self._add_part(rank, index, part, report.name)
         return [*actions, *self.tick(now)]
 
     def failed(self, rank: int, index: int, why: str, now: float, *, has_checkpoint: bool) -> list[Action]:
@@ -412,27 +397,16 @@ class CheckpointAssembly:
     def _cannot_store(self, pending: _Pending, rank: int, why: str) -> None:
         pending.problem = pending.problem or f", as rank {rank} could not store its part: {why}"
 
-    def stored(
-        self,
-        rank: int,
-        ordinal: int,
-        files: Sequence[Sequence[Any]],
-        skipped: Sequence[Sequence[Any]],
-        now: float,
-        failed: str | None = None,
-    ) -> list[Action]:
-        """Handle the end of :class:`RequestFiles`: the files are on disk, or (``failed``) cannot be stored.
-
-        files, skipped: path, size and crc32 of the files that were stored, and of those that a lower rank reports.
-        """
-        pending = self._pending.get(ordinal)
+    def stored(self, answer: wire.FilesCopied, now: float) -> list[Action]:
+        """Handle the end of :class:`RequestFiles`: the files are on disk, or (``failed``) cannot be stored."""
+        pending, rank, failed = self._pending.get(answer.ordinal), answer.rank, answer.failed
         if pending is None or rank not in pending.parts:
             return self.tick(now)  # it was refused, and an exception ended report() before the refusal arrived
         part = pending.parts[rank]
-        stored = tuple((str(p), int(s), int(c)) for p, s, c in files)
+        stored = tuple((str(p), int(s), int(c)) for p, s, c in answer.files)
         if failed is None and part.stored and not set(stored) <= set(part.stored):
             failed = "its files were damaged in memory"
-        part.stored, part.skipped = stored, tuple((str(p), int(s), int(c)) for p, s, c in skipped)
+        part.stored, part.skipped = stored, tuple((str(p), int(s), int(c)) for p, s, c in answer.skipped)
         pending.note_stored(rank)
         if failed is not None:
             self._cannot_store(pending, rank, failed)
@@ -471,7 +445,7 @@ class CheckpointAssembly:
         """Return when :meth:`tick` may decide more if nothing else happens; in the past if that is overdue."""
         if not self._pending:
             return None
-        missing_s, held_since = self._missing_rank_s, self._held_since
+        missing_s, held_since = self.config.missing_rank_s, self._held_since
         moments = [self._pending[min(self._pending)].last_at + missing_s]
         moments += [pending.since + missing_s for pending in self._pending.values()]
         if self._counts.ranks_with(0):
@@ -544,7 +518,7 @@ class CheckpointAssembly:
         These are only ranks that have had a checkpoint, that a checkpoint waits for, or that have never reported and
         have not had ``missing_rank_s`` to do so.
         """
-        is_new = now < max(self._first_report_at, self._entered_at) + self._missing_rank_s
+        is_new = now < max(self._first_report_at, self._entered_at) + self.config.missing_rank_s
         least = min((self._reports_made(rank, uploads) for rank in failed), default=0)
         return {
             rank: made
@@ -559,7 +533,7 @@ class CheckpointAssembly:
     def time_for(self, expected: Collection[int]) -> float:
         """Return for how long these ranks are waited for; not long if they may be ranks that never report."""
         is_sure = self._pending or any(rank == 0 or self._ranks[rank].brings for rank in expected)
-        return self._missing_rank_s if is_sure else min(_NEWCOMER_S, self._missing_rank_s)
+        return self.config.missing_rank_s if is_sure else min(_NEWCOMER_S, self.config.missing_rank_s)
 
     def _reports_made(self, rank: int, uploads: Collection[tuple[int, int]]) -> int:
         """Return how many reports need nothing more from the rank."""
@@ -587,7 +561,7 @@ class CheckpointAssembly:
         """
         if self._declared is not None or not self._pending:
             return []
-        missing_s, newcomers = self._missing_rank_s, self._counts.ranks_with(0)
+        missing_s, newcomers = self.config.missing_rank_s, self._counts.ranks_with(0)
         silent: list[int] = []
         if newcomers.isdisjoint(self._absent) and now >= max(self._first_part_at, self._entered_at) + missing_s:
             silent += newcomers
@@ -610,7 +584,7 @@ class CheckpointAssembly:
         return self._warn_once(
             "silent",
             f"checkpoints are committed without {name_ranks(ranks)}: no report from "
-            f"{'it' if len(ranks) == 1 else 'them'} within {self._missing_rank_s:g} s "
+            f"{'it' if len(ranks) == 1 else 'them'} within {self.config.missing_rank_s:g} s "
             f"(CheckpointConfig.missing_rank_s). {_SAY_IT}",
         )
 
@@ -642,7 +616,7 @@ class CheckpointAssembly:
     def _waits_for_others(self, ordinal: int, pending: _Pending, now: float) -> bool:
         """Return whether ranks that are far ahead wait with their parts for the others."""
         behind = self._counts.fewest_above(0) < ordinal
-        return now < pending.since + self._missing_rank_s and (behind or now < self.head_start_ends)
+        return now < pending.since + self.config.missing_rank_s and (behind or now < self.head_start_ends)
 
     def _pass_decided(self, ordinal: int, pending: _Pending) -> None:
         """Move the cursor to the lowest rank that may still report a part. Lower ranks wait for no others."""
@@ -716,7 +690,7 @@ class CheckpointAssembly:
 
     def name(self, ordinal: int) -> str:
         """Return the words for a checkpoint that has no name yet."""
-        return f"the checkpoint of report {self._before + ordinal}"
+        return f"the checkpoint of report {self.before + ordinal}"
 
     # -- warnings -------------------------------------------------------------------------------------------------
 
@@ -731,7 +705,7 @@ class CheckpointAssembly:
         return [rank for rank in self._ranks if not self._is_decided(rank, ordinal)]
 
     def _warn_of_missing(self, ordinal: int, pending: _Pending, now: float) -> list[Action]:
-        if "missing" in self._warnings or now < pending.last_at + self._missing_rank_s or not pending.is_wanted:
+        if "missing" in self._warnings or now < pending.last_at + self.config.missing_rank_s or not pending.is_wanted:
             return []
         missing = set(self._missing(ordinal))
         is_new = self._declared is None and missing <= self._counts.ranks_with(0) and missing.isdisjoint(self._absent)
@@ -760,7 +734,7 @@ class CheckpointAssembly:
         missing = [rank for rank in self._missing(wanted[0]) if not self._ranks[rank].brings] if wanted else []
         if not missing:
             return []
-        first, last = self._before + wanted[0], self._before + wanted[-1]
+        first, last = self.before + wanted[0], self.before + wanted[-1]
         which = f"{self.name(wanted[0])} is" if last == first else f"the checkpoints of reports {first} to {last} are"
         return [
             ShowLine(
@@ -773,7 +747,7 @@ class CheckpointAssembly:
         kept = {file.path: (file.size, file.crc32) for file in files}
         for rank in sorted(parts):
             for path, size, crc32 in (*parts[rank].skipped, *parts[rank].stored):
-                if not path.endswith(self._incomparable) and kept.get(path, (size, crc32)) != (size, crc32):
+                if not path.endswith(self.incomparable) and kept.get(path, (size, crc32)) != (size, crc32):
                     return self._warn_once(
                         "different",
                         f"ranks reported different contents for the checkpoint file {path!r}; the lowest rank's is "
@@ -793,7 +767,7 @@ class CheckpointAssembly:
         return (
             f"a checkpoint was committed without rank {rank}, which had not called report() as often as the others. "
             "Ranks that save checkpoints must call it equally often; raise "
-            f"CheckpointConfig.missing_rank_s (now {self._missing_rank_s:g} s) if this rank is just slow"
+            f"CheckpointConfig.missing_rank_s (now {self.config.missing_rank_s:g} s) if this rank is just slow"
         )
 
 

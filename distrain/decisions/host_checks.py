@@ -5,7 +5,7 @@ No I/O and no clock: the checks of a launch, or of ``--check``, send the questio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -44,40 +44,32 @@ class Finding:
 # -- all hosts -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class HostChecks:
     """One round of questions to hosts.
 
-    The hosts of ``inspections`` are asked these questions, and those of ``addresses``, if there are at least two, to
-    open a port. Once all have answered, each connects to the ports of others (see :func:`peers_of`).
-
-    addresses: by host, the address under which the others reach it; empty if unknown.
+    inspections: by host, what it is asked first. Once all have answered, each connects to ports of others; see
+        :func:`peers_of`.
+    addresses: by host that opens a port for this, the address under which the others reach it; empty if unknown.
     own_versions: versions of packages on this machine.
     imported: those of them that the user's code may do without.
     nonce: identifies this round. Answers that carry another one are ignored.
     must_connect: False makes a failed connection a warning.
     """
 
-    def __init__(
-        self,
-        inspections: Mapping[str, wire.ProbeHost],
-        addresses: Mapping[str, str],
-        *,
-        nonce: str,
-        own_versions: Mapping[str, str | None] | None = None,
-        imported: Collection[str] = (),
-        must_connect: bool = True,
-    ) -> None:
-        self._inspections = inspections
-        self._addresses = dict(addresses) if len(addresses) > 1 else {}
-        self._waiting = dict.fromkeys([*inspections, *self._addresses])
+    inspections: Mapping[str, wire.ProbeHost]
+    addresses: Mapping[str, str]
+    nonce: str
+    own_versions: Mapping[str, str | None] = field(default_factory=dict)
+    imported: Collection[str] = ()
+    must_connect: bool = True
+
+    def __post_init__(self) -> None:
+        self._waiting = dict.fromkeys(self.inspections)
         """Hosts that have not answered, or, once all have, that have not connected to the others."""
         self._ports: dict[str, wire.HostProbed] = {}
         self._failed_peers: dict[str, dict[str, str]] = {}
         self._is_connecting = False
-        self._nonce = nonce
-        self._own_versions = own_versions or {}
-        self._imported = imported
-        self._must_connect = must_connect
 
     @property
     def is_done(self) -> bool:
@@ -89,25 +81,23 @@ class HostChecks:
         return [SendMessage(host, self._first_question(host)) for host in self._waiting]
 
     def _first_question(self, host: str) -> wire.ProbeHost:
-        question = replace(self._inspections.get(host, wire.ProbeHost(nonce="")), nonce=self._nonce)
-        if host not in self._addresses:
+        question = replace(self.inspections[host], nonce=self.nonce)
+        if host not in self.addresses:
             return question
-        address = self._addresses[host]
-        known = next(filter(None, self._addresses.values()), "")  # a host finds its own address on the route there
+        address = self.addresses[host]
+        known = next(filter(None, self.addresses.values()), "")  # a host finds its own address on the route there
         return replace(question, is_reached=True, address=address, peer="" if address else known)
 
     def handle(self, host: str, answer: wire.HostProbed) -> list[SendMessage | Finding]:
         """Take the answer of a host. Return the next questions, and what the answer shows."""
-        if answer.nonce != self._nonce or host not in self._waiting:
+        if answer.nonce != self.nonce or host not in self._waiting:
             return []
-        found: list[Finding] = []
         if self._is_connecting:
             self._failed_peers[host] = answer.failed_peers
-        elif host in self._addresses:
+            return self._stop_waiting_for(host)
+        if host in self.addresses:
             self._ports[host] = answer
-        if host in self._inspections and not self._is_connecting:
-            own, imported = self._own_versions, self._imported
-            found = version_findings(host, answer.versions, own, imported, python=answer.executable)
+        found = version_findings(host, answer.versions, self.own_versions, self.imported, python=answer.executable)
         return [*found, *self._stop_waiting_for(host)]
 
     def remove(self, host: str) -> list[SendMessage | Finding]:
@@ -129,9 +119,9 @@ class HostChecks:
     def _connections(self) -> list[SendMessage]:
         """Return the order to connect for each host, also for those that have no port themselves."""
         ports = {host: (opened.address, opened.port) for host, opened in self._ports.items() if opened.port}
-        chosen = peers_of([host for host in self._addresses if host in self._ports])
+        chosen = peers_of([host for host in self.addresses if host in self._ports])
         peers = {host: {name: ports[name] for name in names if name in ports} for host, names in chosen.items()}
-        return [SendMessage(host, wire.ProbeHost(nonce=self._nonce, peers=peers[host])) for host in peers]
+        return [SendMessage(host, wire.ProbeHost(nonce=self.nonce, peers=peers[host])) for host in peers]
 
     def overdue(self, after_s: float) -> list[Finding]:
         """Return one finding for each host that still owes an answer, ``after_s`` seconds after the questions."""
@@ -151,7 +141,7 @@ class HostChecks:
                 if host in self._ports:
                     callers.setdefault((host, why), []).append(caller)
         found += [self._blocked(host, why, sorted(names)) for (host, why), names in sorted(callers.items())]
-        return [replace(finding, is_fatal=self._must_connect) for finding in found]
+        return [replace(finding, is_fatal=self.must_connect) for finding in found]
 
     def _blocked(self, host: str, why: str, callers: Sequence[str]) -> Finding:
         opened = self._ports[host]

@@ -198,21 +198,12 @@ def worker_spec(
 ) -> wire.WorkerSpec:
     """Return what the worker of this rank needs to start. ``checkpoint``: path or URL to resume from."""
     settings, first = request.hosts[rank.host], request.hosts[plan.hosts[0]].environment
-    torchrun = rank_environment(
-        plan,
-        rank,
-        address=rendezvous.address,
-        port=rendezvous.port,
-        run_id=request.run_id,
-        attempt=attempt - request.first_attempt,
-        max_restarts=max(request.failure_config.max_failures, 0),
-    )
     return wire.WorkerSpec(
         attempt=attempt,
         rank=rank.rank,
         context=fields_of(request.worker_facts(plan, rank, attempt)),
         environment={
-            **torchrun,
+            **rank_environment(request, plan, rank, rendezvous, attempt),
             **{name: first[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in first},  # the user's own
             **visible_devices(rank),
             **request.backend.environment(plan, rank, rendezvous.endpoints),
@@ -236,7 +227,7 @@ def fields_of(instance: wire.WorkerSpec | WorkerFacts) -> dict[str, Any]:
 
 
 def rank_environment(
-    plan: WorldPlan, rank: RankPlan, *, address: str, port: int, run_id: str, attempt: int, max_restarts: int
+    request: RunRequest, plan: WorldPlan, rank: RankPlan, rendezvous: Rendezvous, attempt: int
 ) -> dict[str, str]:
     """Return the variables that torchrun sets (torch/distributed/elastic, LocalElasticAgent)."""
     environment = {
@@ -250,11 +241,11 @@ def rank_environment(
         "ROLE_RANK": rank.rank,
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": plan.world_size,
-        "MASTER_ADDR": address,
-        "MASTER_PORT": port,
-        "TORCHELASTIC_RUN_ID": run_id,
-        "TORCHELASTIC_RESTART_COUNT": attempt,
-        "TORCHELASTIC_MAX_RESTARTS": max_restarts,
+        "MASTER_ADDR": rendezvous.address,
+        "MASTER_PORT": rendezvous.port,
+        "TORCHELASTIC_RUN_ID": request.run_id,
+        "TORCHELASTIC_RESTART_COUNT": attempt - request.first_attempt,
+        "TORCHELASTIC_MAX_RESTARTS": max(request.failure_config.max_failures, 0),
         "TORCHELASTIC_USE_AGENT_STORE": False,
     }
     return {name: str(value) for name, value in environment.items()}

@@ -43,7 +43,7 @@ from distrain.decisions.placement import Rendezvous, endpoints_of, fields_of, ma
 from distrain.decisions.ranks import Rank, Ranks
 from distrain.decisions.retries import RetryPolicy, start_without_checkpoint
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState
-from distrain.decisions.stop_consensus import StopConsensus, StopOrder
+from distrain.decisions.stop_consensus import StopConsensus
 from distrain.errors import InvalidTransition, LaunchError, ResourcesError
 from distrain.system.stacks import raised_at
 from distrain.system.text import BY_COMMAND, count, name_hosts, name_ranks, on_host, signal_of, stopped_by
@@ -125,7 +125,7 @@ class RunStateMachine:
         self._last_grace_s = 0.0
         self._grace_is_over = False
         self._retry_forbidden = False
-        self._stop_consensus = StopConsensus()
+        self._stop_consensus = StopConsensus(self.attempt)
         self._saving: CheckpointsInProgress | None = None
         """The checkpoints that SAVING waits for; None until they are known."""
         self._waits_since = math.inf
@@ -432,7 +432,7 @@ class RunStateMachine:
         self._ranks = Ranks(plan)
         self._busy_hosts, self.lost_ranks = dict.fromkeys(plan.hosts), set()
         self._signalled_hosts = set()
-        self.hung, self._stop_consensus = None, StopConsensus()
+        self.hung, self._stop_consensus = None, StopConsensus(self.attempt)
         self._deadline = now + HOST_ANSWER_TIMEOUT_S
         self._port_answers, self._awaited_ports = {}, self._ports_needed(plan)
         return [
@@ -562,18 +562,15 @@ class RunStateMachine:
 
     def _release(self) -> list[Action]:
         """Let ranks that have finished, and wait for the others, exit."""
-        finished = [rank.plan.rank for rank in self._ranks.all if rank.state is RankState.DONE]
-        return self._send_to_ranks(finished, wire.Release)
+        return [
+            SendMessage(rank.plan.host, wire.Release(attempt=self.attempt, rank=rank.plan.rank))
+            for rank in self._ranks.all
+            if rank.state is RankState.DONE
+        ]
 
     def _release_stopped(self, *, is_last: bool) -> list[Action]:
         """Release ranks of an attempt that is being stopped once the last rank has ended its work."""
         return self._release() if is_last and self._ranks.none_works and self.state.has_ended_early else []
-
-    def _send_to_ranks(self, ranks: Iterable[int], kind: type[wire.ToWorker], **fields: Any) -> list[Action]:
-        return [
-            SendMessage(self._ranks[rank].plan.host, kind(attempt=self.attempt, rank=rank, **fields))
-            for rank in sorted(ranks)
-        ]
 
     # -- a rank fails, or all hang --------------------------------------------------------------------------------
 
@@ -800,12 +797,8 @@ class RunStateMachine:
         self._signalled_hosts.update(self.plan.hosts)
         return self._stop(grace_s, now, signal=name, last_grace_s=last_grace_s)
 
-    def _send_stop_orders(self, orders: Iterable[StopOrder]) -> list[Action]:
-        return [
-            action
-            for order in orders
-            for action in self._send_to_ranks(order.ranks, wire.StopDecision, call=order.call, final=order.final)
-        ]
+    def _send_stop_orders(self, orders: Iterable[wire.StopDecision]) -> list[Action]:
+        return [SendMessage(self._ranks[order.rank].plan.host, order) for order in orders]
 
     # -- the attempt ends -----------------------------------------------------------------------------------------
 

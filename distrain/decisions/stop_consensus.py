@@ -13,7 +13,12 @@ next call.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distrain import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 VOTE_TIMEOUT_S = 1.0
 """Seconds to wait for the votes of all ranks before those that wait continue.
@@ -21,23 +26,11 @@ VOTE_TIMEOUT_S = 1.0
 The time doubles with every round of votes, because steps may take longer than that."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopOrder:
-    """An order to ranks that call should_stop().
-
-    call: number of the call up to which the ranks continue; 0 for none.
-    final: the ranks stop at that call; otherwise they vote there, or in a later one.
-    """
-
-    ranks: tuple[int, ...]
-    call: int = 0
-    final: bool = False
-
-
 class StopConsensus:
     """The votes of one attempt."""
 
-    def __init__(self) -> None:
+    def __init__(self, attempt: int) -> None:
+        self._attempt = attempt
         self.callers: set[int] = set()
         """The ranks that call should_stop() and have not finished."""
         self.deadline: float | None = None
@@ -48,25 +41,25 @@ class StopConsensus:
         self._stop_at: int | None = None
         self._timeout_s = VOTE_TIMEOUT_S
 
-    def request_stop(self) -> list[StopOrder]:
+    def request_stop(self) -> list[wire.StopDecision]:
         """Note that the run should end: the ranks have to vote now."""
         self._stop_requested = True
-        return [StopOrder(tuple(sorted(self.callers)))]
+        return self._orders(self.callers)
 
-    def vote(self, rank: int, call: int, now: float) -> list[StopOrder]:
+    def vote(self, rank: int, call: int, now: float) -> list[wire.StopDecision]:
         """Count the vote of a rank, which waits in this call. With 0, only note that the rank calls should_stop()."""
         if not call:
             self.callers.add(rank)
-            return [StopOrder((rank,))] if self._stop_requested else []
+            return self._orders([rank]) if self._stop_requested else []
         if self._stop_at is not None:
-            return [StopOrder((rank,), self._stop_at, final=True)]
+            return self._orders([rank], self._stop_at, final=True)
         if call < self._next_call:
-            return [StopOrder((rank,), self._next_call)]
+            return self._orders([rank], self._next_call)
         self._votes[rank] = call
         self.deadline = self.deadline or now + self._timeout_s
         return self._decide()
 
-    def mark_finished(self, rank: int) -> list[StopOrder]:
+    def mark_finished(self, rank: int) -> list[wire.StopDecision]:
         """Note that the rank has finished and will vote no more."""
         self.callers.discard(rank)
         self._votes.pop(rank, None)
@@ -74,20 +67,23 @@ class StopConsensus:
             self.deadline = None
         return self._decide()
 
-    def tick(self, now: float) -> list[StopOrder]:
+    def tick(self, now: float) -> list[wire.StopDecision]:
         """Let the waiting ranks continue if the votes of the others are late."""
         if self.deadline is None or now < self.deadline or not self._votes:
             return []
         self._next_call = max(self._votes.values()) + 1
-        order = StopOrder(tuple(sorted(self._votes)), self._next_call)
+        orders = self._orders(self._votes, self._next_call)
         self._votes.clear()
         self.deadline = None
         self._timeout_s *= 2
-        return [order]
+        return orders
 
-    def _decide(self) -> list[StopOrder]:
+    def _decide(self) -> list[wire.StopDecision]:
         if self._stop_at is not None or not self._votes or self.callers - self._votes.keys():
             return []
         self._stop_at = max(self._votes.values())
         self.deadline = None
-        return [StopOrder(tuple(sorted(self.callers)), self._stop_at, final=True)]
+        return self._orders(self.callers, self._stop_at, final=True)
+
+    def _orders(self, ranks: Iterable[int], call: int = 0, *, final: bool = False) -> list[wire.StopDecision]:
+        return [wire.StopDecision(attempt=self._attempt, rank=one, call=call, final=final) for one in sorted(ranks)]

@@ -4,7 +4,6 @@
 
     $XDG_STATE_HOME/distrain/hosts.json, else ~/.local/state/distrain/hosts.json
         troubles    what was wrong in the last days: time, host, what (one of TROUBLES), text, run
-        checks      by host: kind and results of its latest deep checks
 
 A trouble makes a host a bad one: it was lost, its GPU has failed, or it was slow, as measured in a deep check or in a
 run. The end of a rank is not a trouble: crashes, hangs and lack of memory are usually caused by what it runs. Entries
@@ -25,32 +24,26 @@ from distrain.storage.lock_probe import lock_alone
 from distrain.system.log import warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
 KEPT_S = 7 * 86400.0
 """Seconds for which a trouble is remembered."""
 TROUBLES = ("lost", "GPU", "slow")
-_NUMBER = (int, float)
-_TROUBLE = {"host": str, "time": _NUMBER, "what": str, "text": str, "run": str}
+_TROUBLE: dict[str, Any] = {"host": str, "time": (int, float), "what": str, "text": str, "run": str}
 _LOCK_S = 10.0  # to wait for another process that is changing the file
-_MOST_TROUBLES, _MOST_CHECKS = 1000, 20
+_MOST_TROUBLES = 1000
 
 
 @dataclass(slots=True)
 class HostRecords:
-    """Troubles and deep checks of hosts, the oldest first. others: entries of a newer version, to be kept."""
+    """Troubles of hosts, the oldest first. others: entries of another version, to be kept."""
 
     troubles: list[dict[str, Any]] = field(default_factory=list)
-    checks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
 
     def add_trouble(self, host: str, what: str, text: str, run: str) -> None:
         """Add a trouble of now."""
         self.troubles.append({"host": host, "time": time.time(), "what": what, "text": text, "run": run})
-
-    def add_check(self, host: str, kind: str, results: dict[str, float]) -> None:
-        """Add a deep check."""
-        self.checks[host] = [*self.checks.get(host, []), {"kind": kind, "results": results}][-_MOST_CHECKS:]
 
     def forgive(self, hosts: Collection[str]) -> None:
         """Forget the troubles of these hosts."""
@@ -71,25 +64,18 @@ def read_records() -> HostRecords:
     except (OSError, ValueError, TypeError, RecursionError) as error:
         warn_once(f"{path} is damaged, and ignored: {error}; delete it")
         return HostRecords()
-    troubles, checks = others.pop("troubles", []), others.pop("checks", {})
-    known = [one for one in troubles if _fits(one, _TROUBLE)] if isinstance(troubles, list) else []
-    checked = {host: of for host, of in checks.items() if _are_checks(of)} if isinstance(checks, dict) else {}
-    if others or checked != checks or known != troubles or any(one["what"] not in TROUBLES for one in known):
+    troubles = others.pop("troubles", [])
+    others.pop("checks", None)  # of earlier versions
+    known = [one for one in troubles if _is_trouble(one)] if isinstance(troubles, list) else []
+    if others or known != troubles or any(one["what"] not in TROUBLES for one in known):
         warn_once(f"{path} has entries that this version of distrain does not know; it ignores them")
     now = time.time()  # a wrong clock may have written a time in the future
-    return HostRecords([one for one in known if now - KEPT_S < one["time"] < now + KEPT_S], checked, others)
+    return HostRecords([one for one in known if now - KEPT_S < one["time"] < now + KEPT_S], others)
 
 
-def _are_checks(of: Any) -> bool:
-    kinds = {"kind": str, "results": dict}
-    return isinstance(of, list) and all(
-        _fits(one, kinds) and _fits(one["results"], dict.fromkeys(one["results"], _NUMBER)) for one in of
-    )
-
-
-def _fits(value: Any, kinds: Mapping[str, Any]) -> bool:
-    """Return whether a value from the file is an object whose fields are of these kinds."""
-    return isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in kinds.items())
+def _is_trouble(value: Any) -> bool:
+    """Return whether a value from the file is one of the troubles that this version writes."""
+    return isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in _TROUBLE.items())
 
 
 def change_records(change: Callable[[HostRecords], None]) -> None:

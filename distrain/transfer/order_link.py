@@ -97,7 +97,7 @@ class OrderLink:
         return child
 
     def _on_frames(self, frames: list[wire.Frame]) -> None:
-        if not frames:
+        if not frames and self._child is not None:  # else an answer has closed the link
             self._on_death()
         for frame in frames:
             message = frame.message()

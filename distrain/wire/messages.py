@@ -819,7 +819,7 @@ class ValidationResult(Message):
     Validator -> coordinator.
     """
 
-    body: bytes
+    body: bytes = b""
     failed: str | None = None
 
 
@@ -1123,8 +1123,8 @@ class FilesCopied(FromWorker):
     """
 
     ordinal: int
-    files: list[tuple[str, int, int]]
-    skipped: list[tuple[str, int, int]]
+    files: list[tuple[str, int, int]] = field(default_factory=list)
+    skipped: list[tuple[str, int, int]] = field(default_factory=list)
     failed: str | None = None
 
 
@@ -1311,11 +1311,13 @@ def failed_answer(order: Message, why: Exception | str, kept: str = "what could 
     match order:
         case Upload(attempt=attempt, rank=rank, ordinal=ordinal, source=source):
             failed = f"{text}; {kept.format(source)}" if source else text
-            return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=failed)
+            return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, failed=failed)
         case OpenStorage():
             return StorageStatus(failed=text)
         case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords() | Deliver() | BringBack():
             return OrderDone(failed=text)
         case Measure():
             return Measured(failed=text)
+        case RunValidation():
+            return ValidationResult(failed=text)
     raise AssertionError(f"not an order: {order!r:.200}")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distrain import wire
 from distrain.api import current
+from distrain.api.backend import BackendConfig
 from distrain.api.config import CheckpointUploadMode
 from distrain.api.context import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus, TrainContext
 from distrain.api.store_options import StoreOptions
@@ -107,10 +108,8 @@ class Session:
         """True once should_stop() has been true."""
         self.released = False
         """True once every rank has finished."""
-        self.portable: Callable[[dict[str, Any]], dict[str, Any]] = dict
-        """Converts the dict of a checkpoint when it is reported; set by the backend."""
-        self.at_report: Callable[[], None] = lambda: None
-        """Called by every report(); set by the backend."""
+        self.backend = BackendConfig()
+        """That of the work, once it is loaded."""
         self.datasets: RunDatasets | None = None
         """The datasets of the trainer, if it has any."""
         self._shards: dict[str, DataIterator] = {}
@@ -185,7 +184,7 @@ class Session:
         with self._alone("report()"), contextlib.ExitStack() as stack:
             options = self._choose_memory(options) if checkpoint else options
             stack.enter_context(self._counted(has_checkpoint=checkpoint is not None))
-            self.at_report()
+            self.backend.at_report()
             body = encode_metrics(metrics)
             check_finite(body, self._nan_metric)
             steps = check_progress(progress)
@@ -277,7 +276,7 @@ class Session:
         """Return the checkpoint to store, how to store it, and the local files to delete once it is committed."""
         if self.temporary is not None and (part := self.temporary.own_part(checkpoint)) is not None:
             checkpoint, options = part, replace(options, delete=True)
-        checkpoint = checkpoint.as_reported(self._checkpoints, self.portable)
+        checkpoint = checkpoint.as_reported(self._checkpoints, self.backend.portable)
         is_local = bool(checkpoint.path) and checkpoint.remote_path is None
         local_files = None
         copies_first = False
@@ -366,7 +365,7 @@ class Session:
             why = failed and str([repr(failed), *failed.args][-1])
             self.send(wire.PartWritten, ordinal=ordinal, failed=why, facts=part.facts)
         else:
-            self._send_copied(ordinal, [], [], failed=f"{type(failed).__name__}: {failed}")
+            self.send(wire.FilesCopied, ordinal=ordinal, failed=f"{type(failed).__name__}: {failed}")
 
     def _raise_storing_error(self) -> None:
         if self._storing_errors:
@@ -457,12 +456,13 @@ class Session:
         except BaseException as error:  # such as an alarm of the user's: no other process can store these files
             self._local_files.pop(ordinal, None)
             if not isinstance(self.context.get_storage().run, RemotePath) and self.context.sees_storage:
-                self._send_copied(ordinal, [], [], failed=str(error) if isinstance(error, OSError) else repr(error))
+                failed = str(error) if isinstance(error, OSError) else repr(error)
+                self.send(wire.FilesCopied, ordinal=ordinal, failed=failed)
             raise
         finally:
             self._uploading.pop(ordinal, None)
         if order is not None:
-            self._send_copied(ordinal, copied, skipped)
+            self.send(wire.FilesCopied, ordinal=ordinal, files=copied, skipped=skipped)
         else:
             self._raise_storing_error()
 
@@ -475,9 +475,6 @@ class Session:
         ordered = set(order.files)
         copied = store_files(folder, target, [path for path in files if path in ordered])
         return copied, hash_files(folder, [path for path in files if path not in ordered])
-
-    def _send_copied(self, ordinal: int, copied: Files, skipped: Files, failed: str | None = None) -> None:
-        self.send(wire.FilesCopied, ordinal=ordinal, files=copied, skipped=skipped, failed=failed)
 
     # -- deleting local files -------------------------------------------------------------------------------------
 

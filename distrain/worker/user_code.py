@@ -124,7 +124,7 @@ class _Steps:
         pid, context = os.getpid(), session.context
         try:
             work = self.work = load()
-            session.portable, session.at_report = work.backend.portable, work.backend.at_report
+            session.backend = work.backend
             session.runs_script = isinstance(work, ScriptWork)
             session.datasets = work.run_datasets
             if work.initialises_backend:

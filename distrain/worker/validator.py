@@ -6,7 +6,6 @@ The process reads the order from stdin and writes the result to stdout. The func
 from __future__ import annotations
 
 import base64
-import json
 import os
 import pickle
 import sys
@@ -59,6 +58,6 @@ def _validate(order: wire.RunValidation, run: Path, log: Path) -> wire.Validatio
         return wire.ValidationResult(body=encode_metrics(metrics))
     except BaseException as error:
         traceback.print_exc()
-        return wire.ValidationResult(body=json.dumps(None).encode(), failed=f"{type(error).__qualname__}: {error}")
+        return wire.ValidationResult(failed=f"{type(error).__qualname__}: {error}")
     finally:
         sys.stderr.flush()

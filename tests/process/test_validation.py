@@ -138,7 +138,7 @@ def hopeless(checkpoint: Checkpoint, how: str) -> Any:
     ("how", "why"),
     [
         ("raise", "ValueError: on purpose"),
-        ("die", "its process has died (exit code -9)"),
+        ("die", "the validator has died (exit code -9)"),
         ("exit", "SystemExit: 3"),
         ("return None", "TypeError: the function must return a dict of metrics, got None (NoneType)"),
         ("a tensor", "TypeError: report(): metrics['score'] is a builtins.object, which cannot be recorded"),

@@ -87,7 +87,7 @@ class SniffTests:
         answers = {hosts[rank]: answer for rank, answer in self._answers.items()}
         answers |= {host: self._answers[one.rank] for host, one in suspects.items()}
         models = {host: answer.model for host, answer in answers.items()}
-        slow = slow_results({host: answer.results for host, answer in answers.items()}, models, {}, ())
+        slow = slow_results({host: answer.results for host, answer in answers.items()}, models, ())
         for host, suspect in suspects.items():
             self._suspects[host] = None
             if host in slow:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain.coordinator.run.run import workers_by_host
 from distrain.errors import LaunchError, ResourcesError
-from distrain.storage.host_records import change_records, read_records
+from distrain.storage.host_records import HostRecords, change_records, read_records
 from distrain.system.log import warn
 
 if TYPE_CHECKING:
@@ -16,19 +17,13 @@ if TYPE_CHECKING:
     from distrain.coordinator.connection.transport import Transport
     from distrain.coordinator.host_check import HostFacts
     from distrain.decisions.host_checks import Finding
-    from distrain.storage.host_records import HostRecords
 
 
 def note_check(hosts: Mapping[str, HostFacts]) -> None:
-    """Remember the results of a deep check, and the hosts that it has found to be slow."""
-
-    def change(known: HostRecords) -> None:
-        for host, one in ((host, facts.fitness) for host, facts in hosts.items() if facts.fitness.kind):
-            known.add_check(host, one.kind, one.results)
-            if one.slow:
-                known.add_trouble(host, "slow", one.slow.partition(";")[0], "distrain check --deep")
-
-    change_records(change)
+    """Remember the hosts that a deep check has found to be slow."""
+    for host, why in ((host, facts.fitness.slow) for host, facts in hosts.items() if facts.fitness.slow):
+        text = why.partition(";")[0]
+        change_records(partial(HostRecords.add_trouble, host=host, what="slow", text=text, run="distrain check --deep"))
 
 
 def with_bad_hosts_last(transports: Sequence[Transport], scaling: ScalingConfig) -> Sequence[Transport]:

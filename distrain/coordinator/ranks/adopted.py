@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -41,6 +41,7 @@ _LOST = "its process has ended without an outcome: it was killed, or its host is
 _NO_DEBUGGER = "the debugger opens only in ranks that distrain has started; call breakpoint() in train_func instead"
 
 
+@dataclass(eq=False)
 class AdoptedRanks:
     """See :class:`~distrain.coordinator.ranks.port.Ranks`.
 
@@ -49,18 +50,13 @@ class AdoptedRanks:
     port: that of the rendezvous if the ranks have met already.
     """
 
-    def __init__(
-        self,
-        connections: Mapping[int, socket.socket],
-        own: OwnRank,
-        *,
-        with_gpus: bool = False,
-        port: int | None = None,
-    ) -> None:
-        self._channels = {rank: SocketChannel(connection) for rank, connection in connections.items()}
-        self._own = own
-        self._with_gpus = with_gpus
-        self._port = port
+    connections: Mapping[int, socket.socket]
+    own: OwnRank
+    with_gpus: bool = False
+    port: int | None = None
+
+    def __post_init__(self) -> None:
+        self._channels = {rank: SocketChannel(connection) for rank, connection in self.connections.items()}
         self._reserved = ExitStack()
         self._attempt = -1
         self._prepared: dict[str, str] = {}
@@ -88,7 +84,7 @@ class AdoptedRanks:
 
     @property
     def errors(self) -> Mapping[int, BaseException]:
-        return {} if self._own.error is None else {0: self._own.error}
+        return {} if self.own.error is None else {0: self.own.error}
 
     def drive(self, run: Callable[[], None]) -> None:
         """Run in a thread, and be rank 0 in this one."""
@@ -103,16 +99,16 @@ class AdoptedRanks:
                 self._channels.pop(0).close()
 
         thread = threading.Thread(target=drive, name="distrain-run", daemon=True)
-        with self._own.signals:
+        with self.own.signals:
             thread.start()
             try:
-                self._own.serve()
+                self.own.serve()
             except BaseException as error:  # the run would wait for this rank
-                self._own.give_up(error)
+                self.own.give_up(error)
                 raise
             finally:
                 thread.join()
-                self._own.channel.close()
+                self.own.channel.close()
         if errors:
             raise errors[0]
 
@@ -127,7 +123,7 @@ class AdoptedRanks:
         """Nothing of an earlier run is left that this module could end."""
 
     def connect(self, name: str) -> None:
-        self._say(name, hello_of(host_info(with_gpus=self._with_gpus)))
+        self._say(name, hello_of(host_info(with_gpus=self.with_gpus)))
 
     def stream_argv(self, name: str) -> list[str]:
         raise NotImplementedError("the hosts of these ranks share all files")
@@ -178,8 +174,8 @@ class AdoptedRanks:
             self._channels[rank].queue(message)
 
     def _ports(self, count: int) -> list[int]:
-        if self._port is not None:
-            return [self._port] * count
+        if self.port is not None:
+            return [self.port] * count
         self._reserved.close()
         return [self._reserved.enter_context(reserve_port()).getsockname()[1] for _ in range(count)]
 

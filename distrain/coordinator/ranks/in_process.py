@@ -44,7 +44,7 @@ class InProcessRank(AdoptedRanks):
             with only_one():
                 super().drive(run)
         finally:
-            for channel in (self._own.channel, *self._channels.values()):
+            for channel in (self.own.channel, *self._channels.values()):
                 channel.close()
 
 

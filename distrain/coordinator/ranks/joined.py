@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from textwrap import indent
 from typing import TYPE_CHECKING
 
@@ -146,30 +146,26 @@ def _network(launcher: OuterLauncher, plan: WorldPlan, wanted: str) -> dict[str,
     return {}
 
 
+@dataclass(eq=False)
 class RankGroup:
-    """The ranks that a launcher has started, as one of them sees it."""
+    """The ranks that a launcher has started, as one of them sees it. ``context``: what it knows by itself."""
 
-    def __init__(
-        self, launcher: OuterLauncher, context: TrainContext, work: Work, stop_signals: Sequence[str] | None
-    ) -> None:
-        """``context``: as far as this process knows it by itself."""
-        self.launcher = launcher
-        self._context = context
-        self.plan = WorldPlan(ranks=())
-        """All ranks, in the order of their hosts."""
-        self.ranks: JoinedRanks | None = None
-        """On rank 0, once the ranks are connected."""
-        self._work = work
-        self._backend = work.backend
-        self._is_set_up = False
-        self._has_met = False
-        self._signals = _SIGNALS if stop_signals is None else [signal.Signals[name] for name in stop_signals]
+    launcher: OuterLauncher
+    context: TrainContext
+    work: Work
+    stop_signals: Sequence[str] | None
+    plan: WorldPlan = field(default_factory=lambda: WorldPlan(ranks=()))
+    """All ranks, in the order of their hosts."""
+    ranks: JoinedRanks | None = None
+    """On rank 0, once the ranks are connected."""
+    _is_set_up: bool = False
+    _has_met: bool = False
 
     def set_up(self) -> None:
         """Set up the framework."""
         try:
             with self._saying_whom_it_waits_for():
-                self._backend.setup(self._context)
+                self.work.backend.setup(self.context)
         except Exception as error:
             rank = self.launcher.rank
             raise WorkerGroupError(
@@ -199,7 +195,7 @@ class RankGroup:
         if self._is_set_up:
             self._is_set_up = False
             with contextlib.suppress(Exception):
-                self._backend.teardown(self._context)
+                self.work.backend.teardown(self.context)
 
     # -- the meeting ----------------------------------------------------------------------------------------------
 
@@ -209,13 +205,13 @@ class RankGroup:
         own = _Arrival(
             host=socket.gethostname(),
             launcher=self.launcher,
-            devices=self._context.devices,
-            shares_gpu=self._context.shares_gpu,
+            devices=self.context.devices,
+            shares_gpu=self.context.shares_gpu,
             offer=offer,
             refusal=refusal,
         )
         with self._saying_whom_it_waits_for():
-            arrivals: list[_Arrival] = self._backend.gather(own)
+            arrivals: list[_Arrival] = self.work.backend.gather(own)
         names = list(dict.fromkeys(arrival.host for arrival in arrivals))
         placed = [
             RankPlan(
@@ -239,7 +235,7 @@ class RankGroup:
         """Raise LaunchError, on all ranks, if one of them has a problem."""
         problems = [
             f"rank {rank} on {self.plan.ranks[rank].host}: {found}"
-            for rank, found in enumerate(self._backend.gather(problem))
+            for rank, found in enumerate(self.work.backend.gather(problem))
             if found is not None
         ]
         if problems:
@@ -251,11 +247,13 @@ class RankGroup:
         """Make this process a rank of a run."""
         rank = self.launcher.rank
         channel = RankChannel(connection, rank=rank, on_stop=lambda name: signals.order(name))
-        signals = Signals(self._signals, channel, relay=None if rank else SignalRelay())
+        names = self.stop_signals
+        numbers = _SIGNALS if names is None else [signal.Signals[name] for name in names]
+        signals = Signals(numbers, channel, relay=None if rank else SignalRelay())
         return OwnRank(
             channel,
             signals,
-            fresh=lambda: replace(self._work.fresh(), initialises_backend=False),  # it is set up already
+            fresh=lambda: replace(self.work.fresh(), initialises_backend=False),  # it is set up already
             around=lambda spec: contextlib.nullcontext(),
             leave=lambda executed, context: self.leave(),
         )

@@ -53,7 +53,7 @@ class OuterLauncher:
     name: the command of the launcher, for messages.
     node_rank: index of the host; None if the launcher does not tell.
     address, port: MASTER_ADDR and MASTER_PORT, on rank 0's host.
-    told_by: variables that describe it; they may be left over from another job.
+    cure: what to do if there are no other ranks: the variables that describe it may be left over from another job.
     """
 
     name: str
@@ -64,13 +64,7 @@ class OuterLauncher:
     node_rank: int | None
     address: str
     port: int
-    told_by: tuple[str, ...] = ()
-
-    @property
-    def cure(self) -> str:
-        """What to do if there are no other ranks."""
-        shown = ", ".join(f"{name}={os.environ.get(name)}" for name in self.told_by)
-        return f"If nothing has started other processes, {shown} are left over: unset {' '.join(self.told_by)}"
+    cure: str = ""
 
     @property
     def is_one_host(self) -> bool:
@@ -107,7 +101,9 @@ def find_launcher(environment: Mapping[str, str]) -> OuterLauncher | None:
         raise LaunchError(f"the environment variables of the launcher of this process are damaged: {error}") from None
     if found is None or found.world_size == 1:
         return None
-    return replace(found, told_by=tuple(name for name in _TELLING if environment.get(name)))
+    left = {name: environment[name] for name in _TELLING if environment.get(name)}
+    shown = ", ".join(f"{name}={value}" for name, value in left.items())
+    return replace(found, cure=f"If nothing has started other processes, {shown} are left over: unset {' '.join(left)}")
 
 
 def check_launcher(scaling: ScalingConfig, work: Work) -> OuterLauncher | None:
@@ -134,40 +130,32 @@ def check_launcher(scaling: ScalingConfig, work: Work) -> OuterLauncher | None:
                 "train; call the function itself, or start the script with python or torchrun"
             )
     launcher = find_launcher(os.environ)
-    if launcher is not None:
-        _check_workers(launcher, scaling)
-        _check_work(launcher, work)
+    if launcher is not None and (problem := _problem_of(launcher, scaling, work)):
+        raise LaunchError(f"{problem}. {launcher.cure}")
     return launcher
 
 
-def _check_workers(launcher: OuterLauncher, scaling: ScalingConfig) -> None:
-    """Raise LaunchError if the user wants other workers than the launcher started. 1 is the default, not a request."""
-    started = f"fit() was called in each of {launcher.world_size} processes that {launcher.name} has started"
+def _problem_of(launcher: OuterLauncher, scaling: ScalingConfig, work: Work) -> str:
+    """Return why the processes of a launcher cannot be the workers, with a cure; empty if they can."""
+    started = f"{launcher.name} has started {launcher.world_size} processes"
+    called = f"fit() was called in each of {launcher.world_size} processes that {launcher.name} has started"
     cure = "start the script once, with `python`"
-    if not (scaling.num_workers in (0, 1) or scaling.min_workers <= launcher.world_size <= scaling.max_workers):
-        raise LaunchError(
-            f"{started}, but num_workers is {scaling.num_workers}. Leave num_workers out, so that these processes are "
-            f"the workers, or {cure}. {launcher.cure}"
+    is_asked_for = scaling.num_workers not in (0, 1)  # 1 is the default, not a request
+    if is_asked_for and not scaling.min_workers <= launcher.world_size <= scaling.max_workers:
+        return (
+            f"{called}, but num_workers is {scaling.num_workers}. Leave num_workers out, so that these processes are "
+            f"the workers, or {cure}"
         )
     if scaling.hosts or scaling.hostfile:
-        raise LaunchError(
-            f"{started}, which are its workers; so leave hosts= and hostfile= out, or {cure}. {launcher.cure}"
-        )
-
-
-def _check_work(launcher: OuterLauncher, work: Work) -> None:
-    """Raise LaunchError for work that processes of another launcher cannot share."""
-    started = f"{launcher.name} has started {launcher.world_size} processes"
+        return f"{called}, which are its workers; so leave hosts= and hostfile= out, or {cure}"
     if not work.initialises_backend:
-        raise LaunchError(
-            f"{started} of `distrain run`, which starts processes itself; start it once, or start the script without "
-            f"it. {launcher.cure}"
+        return (
+            f"{started} of `distrain run`, which starts processes itself; start it once, or start the script without it"
         )
     if type(work.backend).gather is BackendConfig.gather:
-        raise LaunchError(
-            f"{started}, and only a trainer whose ranks can talk to each other can use them as its workers, such as "
-            f"TorchTrainer; use that, or start the script once, with `python`. {launcher.cure}"
-        )
+        able = "only a trainer whose ranks can talk to each other can use them as its workers, such as TorchTrainer"
+        return f"{started}, and {able}; use that, or {cure}"
+    return ""
 
 
 # -- one function for each launcher ----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -86,6 +87,7 @@ def current_session(session: Session) -> Iterator[None]:
         current.session = None
 
 
+@dataclass(eq=False)
 class Signals:
     """The handling of signals in a process that is a rank, except those for which the user has a handler. A context.
 
@@ -95,34 +97,31 @@ class Signals:
     is_alone: there are no other ranks that have to know at once. So train_func, or pdb, may catch a KeyboardInterrupt.
     """
 
-    def __init__(
-        self, numbers: Sequence[int], channel: RankChannel, *, relay: SignalRelay | None, is_alone: bool = False
-    ) -> None:
-        self._numbers = numbers
-        self._channel = channel
-        self._relay = relay
-        self._is_alone = is_alone
-        self._pid = os.getpid()
-        self._replaced: dict[int, Any] = {}
-        self._stack = contextlib.ExitStack()
-        self._is_training = False
-        self._asked_at: float | None = None
-        """When the first signal came (time.monotonic)."""
-        self._has_told = False
-        """True once the run knows of it."""
-        self._ordered: int | None = None
-        """The signal by which the run ends train_func."""
-        self._has_raised = False
-        """True once a signal has ended train_func by an exception."""
-        self._is_over = False
-        """True once train_func has ended."""
+    numbers: Sequence[int]
+    channel: RankChannel
+    relay: SignalRelay | None
+    is_alone: bool = False
+    _pid: int = field(default_factory=os.getpid)
+    _replaced: dict[int, Any] = field(default_factory=dict)
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _is_training: bool = False
+    _asked_at: float | None = None
+    """When the first signal came (time.monotonic)."""
+    _has_told: bool = False
+    """True once the run knows of it."""
+    _ordered: int | None = None
+    """The signal by which the run ends train_func."""
+    _has_raised: bool = False
+    """True once a signal has ended train_func by an exception."""
+    _is_over: bool = False
+    """True once train_func has ended."""
 
     def __enter__(self) -> None:
-        usual = {**dict.fromkeys(self._numbers, signal.SIG_DFL), signal.SIGINT: signal.default_int_handler}
+        usual = {**dict.fromkeys(self.numbers, signal.SIG_DFL), signal.SIGINT: signal.default_int_handler}
         is_main = threading.current_thread() is threading.main_thread()
         self._replaced = {n: handler for n, handler in usual.items() if is_main and handler_of(n) is handler}
-        if is_main and self._relay is not None:
-            self._stack.enter_context(self._relay)
+        if is_main and self.relay is not None:
+            self._stack.enter_context(self.relay)
         for number in self._replaced:
             signal.signal(number, self._on_signal)
 
@@ -163,27 +162,27 @@ class Signals:
         if number == self._ordered:
             if self._is_training and not self._has_raised:
                 self._raise(number, frame)
-        elif self._is_training or self._relay is None:
+        elif self._is_training or self.relay is None:
             if not self._takes(number):
                 self._raise(number, frame)
         else:
             note_stop(signal.Signals(number).name)
-            self._relay.pass_on(number)
+            self.relay.pass_on(number)
 
     def _takes(self, number: int) -> bool:
         """Return whether train_func continues after this signal."""
         note_stop(signal.Signals(number).name)
         if self._asked_at is not None:
-            return not self._is_alone and time.monotonic() < self._asked_at + _ONE_REQUEST_S
+            return not self.is_alone and time.monotonic() < self._asked_at + _ONE_REQUEST_S
         self._asked_at = time.monotonic()
-        if self._channel.uses_should_stop or not self._is_alone:
+        if self.channel.uses_should_stop or not self.is_alone:
             self._tell(number)
-        return self._channel.uses_should_stop
+        return self.channel.uses_should_stop
 
     def _tell(self, number: int) -> None:
         self._has_told = True
         with contextlib.suppress(DistrainError):
-            self._channel.send(wire.HostSignalled(signal=signal.Signals(number).name, is_own=self._is_alone))
+            self.channel.send(wire.HostSignalled(signal=signal.Signals(number).name, is_own=self.is_alone))
 
     def _raise(self, number: int, frame: FrameType | None) -> NoReturn:
         self._has_raised = True
@@ -192,6 +191,7 @@ class Signals:
         terminate(number, frame)
 
 
+@dataclass(eq=False)
 class OwnRank:
     """The part of a rank for this process: it trains, in the thread that calls fit(), whenever the run orders it.
 
@@ -199,28 +199,19 @@ class OwnRank:
     error: the exception that has ended train_func in the latest attempt.
     """
 
-    def __init__(
-        self,
-        channel: RankChannel,
-        signals: Signals,
-        *,
-        fresh: Callable[[], Work],
-        around: Callable[[wire.WorkerSpec], AbstractContextManager[object]],
-        leave: Callable[[RankResult, TrainContext], None],
-    ) -> None:
-        self.error: BaseException | None = None
-        self.channel = channel
-        self.signals = signals
-        self.executed: RankResult | None = None
-        """How the latest attempt has ended."""
-        self._fresh = fresh
-        self._around = around
-        self._leave = leave
+    channel: RankChannel
+    signals: Signals
+    fresh: Callable[[], Work]
+    around: Callable[[wire.WorkerSpec], AbstractContextManager[object]]
+    leave: Callable[[RankResult, TrainContext], None]
+    error: BaseException | None = None
+    executed: RankResult | None = None
+    """How the latest attempt has ended."""
 
     def serve(self) -> None:
         """Train as often as the run orders it. Return when the run has ended."""
         while (spec := self.channel.await_spec()) is not None:
-            with self._around(spec):
+            with self.around(spec):
                 session = Session.of(self.channel, spec)
                 session.on_profile = partial(begin_profile, session)
                 self.channel.use_storage(session.context.get_storage().run)
@@ -232,7 +223,7 @@ class OwnRank:
             self.channel.send(wire.HostFailed(text=f"this process can no longer be a rank: {error!r}"))
 
     def _be_rank(self, session: Session, vitals_s: float) -> None:
-        work = self._fresh()
+        work = self.fresh()
 
         def load() -> Work:
             self.signals.raise_ordered()
@@ -253,4 +244,4 @@ class OwnRank:
                     self.channel.uses_should_stop = True  # a signal is for the other ranks now
                     session.wait_for_release()
                     session.wait_for_commits()
-            self._leave(executed, session.context)
+            self.leave(executed, session.context)

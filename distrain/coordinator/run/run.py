@@ -67,51 +67,45 @@ class Where:
     starts_workers: bool
 
 
+@dataclass(eq=False)
 class Run:
     """One run in its directory. It writes the manifest, runs the coordinator, and makes the Result."""
 
-    def __init__(
-        self,
-        store: RunStore,
-        request: RunRequest,
-        run: RunConfig,
-        work: job.Work,
-        where: Where,
-        group: RankGroup | None,
-    ) -> None:
-        self._store = store
-        self._group = group
-        self._request = request
-        self._work = work
-        self._where = where
-        self._config = run
+    store: RunStore
+    request: RunRequest
+    config: RunConfig
+    work: job.Work
+    where: Where
+    group: RankGroup | None
+
+    def __post_init__(self) -> None:
         configs = {
-            "scaling_config": plain(asdict(request.scaling)),
-            "checkpoint_config": plain(asdict(run.checkpoint_config)),
-            "failure_config": plain(asdict(run.failure_config)),
-            "run_config": _plain_run_config(run),
+            "scaling_config": plain(asdict(self.request.scaling)),
+            "checkpoint_config": plain(asdict(self.config.checkpoint_config)),
+            "failure_config": plain(asdict(self.config.failure_config)),
+            "run_config": _plain_run_config(self.config),
         }
-        config = getattr(work, "config", {})
-        self._facts = RunFacts(script_of(work), config, getattr(work, "argv", ()))
-        self._manifest = RunManifest(store, run_id=request.run_id, configs=configs, facts=self._facts)
+        given = getattr(self.work, "config", {})
+        self._facts = RunFacts(script_of(self.work), given, getattr(self.work, "argv", ()))
+        self._manifest = RunManifest(self.store, run_id=self.request.run_id, configs=configs, facts=self._facts)
         self._continued = bool(self._manifest.before)
-        if run.log_dir is not None:
-            store.paths = replace(store.paths, log_dir=absolute(run.log_dir))
-            check_owners(store.paths.logs)
+        if self.config.log_dir is not None:
+            self.store.paths = replace(self.store.paths, log_dir=absolute(self.config.log_dir))
+            check_owners(self.store.paths.logs)
         self._context = RunContext(
-            run_id=request.run_id,
-            run_config=run,
-            scaling_config=request.scaling,
-            backend_config=request.backend,
-            train_loop_config=config,
+            run_id=self.request.run_id,
+            run_config=self.config,
+            scaling_config=self.request.scaling,
+            backend_config=self.request.backend,
+            train_loop_config=given,
         )
 
     def train(self) -> Result:
         """Train and return the result, or raise the error of the run."""
-        latest = self._store.latest
+        latest = self.store.latest
         checkpoint = str(latest.path) if latest else self._start_without_own()
-        skips = {str(saved.path): saved.skip_to for saved in self._store.committed if saved.skip_to}
-        request = self._request = replace(
+        skips = {str(saved.path): saved.skip_to for saved in self.store.committed if saved.skip_to}
+        request = self.request = replace(
             self._in_directory(),
             checkpoint=checkpoint,
             skips=skips if latest else {checkpoint or "": self._manifest.skip_to},
@@ -119,7 +113,7 @@ class Run:
         )
         import_observers()  # now, as Ctrl-C is not handled well between the next line and the start of the loop
         self._announce()
-        self._store.metadata = dict(self._request.metadata)
+        self.store.metadata = dict(self.request.metadata)
         self._write_start()
         self._facts.begin()
         if self._continued and (lines := self._facts.note_changes(self._manifest.before, self._manifest.first_attempt)):
@@ -133,13 +127,13 @@ class Run:
             ranks, request = self._ranks(request)
             coordinator = Coordinator(
                 request,
-                self._store,
+                self.store,
                 ranks,
-                self._config.checkpoint_config,
+                self.config.checkpoint_config,
                 observers,
                 manifest=self._manifest,
                 start_without_own=self._start_without_own,
-                shipping=self._where.shipping.for_run(self._store, request.run_id),
+                shipping=self.where.shipping.for_run(self.store, request.run_id),
             )
             ranks.drive(coordinator.run)
             result, failure = self._conclude(coordinator, observers.status)
@@ -153,20 +147,20 @@ class Run:
 
     def _in_directory(self) -> RunRequest:
         """Return the request, which knows the run directory."""
-        store = self._store
+        store = self.store
         return replace(
-            self._request,
+            self.request,
             run_name=store.location.name,
             storage_path=str(store.location.parent),
             filesystem=store.filesystem,
         )
 
     def _observers(self) -> Observers:
-        location, name = str(self._store.location), self._store.location.name
-        in_process = not self._where.starts_workers
-        self._begun = RunBegan(self._request.run_id, name, location, self._store.paths.root, in_process)
-        status = RunStatus(location, time.monotonic(), self._request.stop_grace_s)
-        return Observers(status, [EventLog(self._store), *observers_of(self._context, self._begun, status)])
+        location, name = str(self.store.location), self.store.location.name
+        in_process = not self.where.starts_workers
+        self._begun = RunBegan(self.request.run_id, name, location, self.store.paths.root, in_process)
+        status = RunStatus(location, time.monotonic(), self.request.stop_grace_s)
+        return Observers(status, [EventLog(self.store), *observers_of(self._context, self._begun, status)])
 
     def check(self) -> tuple[list[Finding], dict[str, HostFacts]]:
         """Look at the hosts, and start no rank."""
@@ -174,12 +168,12 @@ class Run:
         request = replace(self._in_directory(), checks_hosts=True)
         return HostCheck(
             request,
-            self._store,
-            Connections(self._where.transports, request),
-            self._config.checkpoint_config,
-            Observers(RunStatus(str(self._store.location), time.monotonic(), 0.0)),
+            self.store,
+            Connections(self.where.transports, request),
+            self.config.checkpoint_config,
+            Observers(RunStatus(str(self.store.location), time.monotonic(), 0.0)),
             manifest=self._manifest,
-            shipping=self._where.shipping.for_run(self._store, request.run_id),
+            shipping=self.where.shipping.for_run(self.store, request.run_id),
         ).look()
 
     def _end(
@@ -190,7 +184,7 @@ class Run:
         error: BaseException | None,
     ) -> None:
         """Note in run.json how the run has ended, and tell the observers. All other files of the run are there."""
-        begun = RunSummary(state=RunState.CONNECTING, attempt=self._request.first_attempt - 1)
+        begun = RunSummary(state=RunState.CONNECTING, attempt=self.request.first_attempt - 1)
         end = begun if coordinator is None else coordinator.end
         is_over = end.state.is_terminal and (result is not None or end.state is not RunState.FINISHED)
         reason = None if end.state is RunState.FINISHED else end.stop_reason
@@ -206,7 +200,7 @@ class Run:
                 lambda: self._manifest.write(status),
                 "the run directory does not say how the run ended, because that could not be written",
             )
-            lines = partial(self._store.directory.append_lines, b"", b"")  # those that a full disk did not take
+            lines = partial(self.store.directory.append_lines, b"", b"")  # those that a full disk did not take
             self._write_at_end(lines, "the last reports could not be written")
         finally:  # Ctrl-C may come meanwhile
             observers.end(
@@ -216,75 +210,75 @@ class Run:
                     seconds=seconds,
                     result=result,
                     error=error,
-                    checkpoints=list(self._store.committed),
+                    checkpoints=list(self.store.committed),
                     advice=advice,
                     storage_works=self._storage_works(end),
                 )
             )
 
     def _storage_works(self, end: RunSummary) -> bool:
-        return not (end.storage_failed or self._store.is_stalled)
+        return not (end.storage_failed or self.store.is_stalled)
 
     def _write_start(self) -> None:
         try:
             self._manifest.write("running")
             if self._continued:
-                self._store.delete_end_files()
+                self.store.delete_end_files()
         except OSError as error:
             raise StorageError(
-                f"cannot use the run directory {self._store.location}: {without_errno(error)}{advice_on(str(error))}"
+                f"cannot use the run directory {self.store.location}: {without_errno(error)}{advice_on(str(error))}"
             ) from error
 
     def _write_at_end(self, write: Callable[[], None], complaint: str) -> None:
         """Write a file at the end of the run. If that fails, only warn: the error that has ended the run is raised."""
-        if self._store.is_stalled:
+        if self.store.is_stalled:
             return
         try:
-            self._store.directory.clear()
+            self.store.directory.clear()
             write()
         except OSError as error:
             warn(f"{complaint}: {error}")
 
     def _start_without_own(self) -> str | None:
         """Return the checkpoint to start from if the run has none itself. Raise CheckpointError if it is damaged."""
-        resume_from = self._request.resume_from
+        resume_from = self.request.resume_from
         if resume_from is None:
             return None
         _check_intact(resume_from)
         if resume_from.path and (resume_from.remote_path is None or resume_from.remote_path.given is None):
             return resume_from.path
-        return resume_from.to_directory(self._store.paths.staging / "resume_from")
+        return resume_from.to_directory(self.store.paths.staging / "resume_from")
 
     def _announce(self) -> None:
-        wanted, name = self._config.name, self._store.location.name
+        wanted, name = self.config.name, self.store.location.name
         if wanted and wanted != name:
             say(f"run {wanted!r} is finished, so this one is called {name}")
         if self._continued:
-            latest = self._store.latest
-            fresh = start_without_checkpoint(is_script=self._request.is_script)
+            latest = self.store.latest
+            fresh = start_without_checkpoint(is_script=self.request.is_script)
             start = f"at {latest.path.name}" if latest else f"from {fresh}"
-            say(f"continuing the unfinished run {self._store.location} {start}")
-        say(f"{self._headline()}; run directory {self._store.location}")
+            say(f"continuing the unfinished run {self.store.location} {start}")
+        say(f"{self._headline()}; run directory {self.store.location}")
 
     def _headline(self) -> str:
         """Return what begins now."""
-        if self._group is not None:
-            launcher = self._group.launcher
+        if self.group is not None:
+            launcher = self.group.launcher
             return f"training in the {launcher.world_size} processes that {launcher.name} has started"
-        shares = workers_by_host([transport.host for transport in self._where.transports], self._request.scaling)
+        shares = workers_by_host([transport.host for transport in self.where.transports], self.request.scaling)
         workers, hosts = sum(shares.values()), sum(map(bool, shares.values()))
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
         return what + (f" on {hosts} hosts" if hosts > 1 else "")
 
     def _ranks(self, request: RunRequest) -> tuple[Ranks, RunRequest]:
         """Return where the ranks live, and what is asked of them. Ranks of another launcher meet here."""
-        if self._group is not None:
-            joined = self._group.join_up(self._store, request.run_id)
-            return joined, request_for_adopted(request, self._group.plan)
-        if not self._where.starts_workers:
+        if self.group is not None:
+            joined = self.group.join_up(self.store, request.run_id)
+            return joined, request_for_adopted(request, self.group.plan)
+        if not self.where.starts_workers:
             request = request_for_adopted(request)
-            return InProcessRank(request, self._work), request
-        return Connections(self._where.transports, request, stale_id=self._manifest.stale_id), request
+            return InProcessRank(request, self.work), request
+        return Connections(self.where.transports, request, stale_id=self._manifest.stale_id), request
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -293,16 +287,16 @@ class Run:
         value = coordinator.end.value
         if value is not None:
             self._write_at_end(
-                lambda: write_atomically(self._store.paths.return_value, value),
+                lambda: write_atomically(self.store.paths.return_value, value),
                 "the return value of train_func is only in this Result, because it could not be written",
             )
         last = coordinator.report_handler.last
         if last is None and self._continued:
-            last = last_record(self._store.paths.metrics)
+            last = last_record(self.store.paths.metrics)
         result = make_result(
-            self._store.location,
-            self._store.committed,
-            self._config.checkpoint_config,
+            self.store.location,
+            self.store.committed,
+            self.config.checkpoint_config,
             last=last,
             return_value=None if value is None else job.unpickle_return_value(value),
         )
@@ -327,29 +321,29 @@ class Run:
                 "stopped": error.stopped,
                 "where": error.where,
             }
-        write_atomically(self._store.paths.error_text, json.dumps(text, indent=1).encode())
+        write_atomically(self.store.paths.error_text, json.dumps(text, indent=1).encode())
         if (blob := pickle_or_none(error)) is not None:
-            write_atomically(self._store.paths.error_pickle, blob)
+            write_atomically(self.store.paths.error_pickle, blob)
 
     def _run_errors(self, coordinator: Coordinator, status: RunStatus) -> RunErrors:
         end, evidence = coordinator.end, coordinator.evidence
-        name, logs, latest = self._store.location.name, None, self._store.latest
-        if self._where.starts_workers and end.attempt >= self._manifest.first_attempt:
-            logs = self._store.display_path(self._store.paths.log(end.attempt, 0).parent)
+        name, logs, latest = self.store.location.name, None, self.store.latest
+        if self.where.starts_workers and end.attempt >= self._manifest.first_attempt:
+            logs = self.store.display_path(self.store.paths.log(end.attempt, 0).parent)
         return RunErrors(
             summary=end,
-            run=str(self._store.location),
+            run=str(self.store.location),
             name=name,
-            is_script=self._request.is_script,
+            is_script=self.request.is_script,
             step="{:,} of {:,}".format(*status.progress) if status.progress else None,
             checkpoint=f"{latest.path.name}, at {latest.place}" if latest else None,
             logs=logs,
-            page=str(self._store.paths.page) if self._storage_works(end) and not self._store.is_remote else None,
+            page=str(self.store.paths.page) if self._storage_works(end) and not self.store.is_remote else None,
             last_lines=coordinator.outputs.last_words(),
             where=coordinator.hang_monitor.locations(end.stopped_ranks),
             collectives=coordinator.hang_monitor.collectives(),
             is_stuck=self._continued and coordinator.report_handler.last is None,
-            evidence=None if evidence.is_empty else self._store.display_path(evidence.folder),
+            evidence=None if evidence.is_empty else self.store.display_path(evidence.folder),
         )
 
 

@@ -7,7 +7,6 @@ results. Whatever looks slow is measured again, and the better result counts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from distrain.system.text import count
@@ -19,8 +18,6 @@ Results: TypeAlias = dict[str, float]
 """Measurements, by the names of :data:`RULES`."""
 Key = TypeVar("Key")
 
-_LEAST_HISTORY = 3
-"""Earlier results that a host needs before its own median counts."""
 _SLACK_US = 300.0
 """Added to latencies before they are compared: small differences say nothing."""
 
@@ -81,16 +78,14 @@ class Slow(NamedTuple):
 def slow_results(
     results: Mapping[Key, Results],
     kinds: Mapping[Key, str],
-    history: Mapping[Key, Sequence[Results]],
     busy: Collection[Key],
 ) -> dict[Key, list[Slow]]:
     """Return the slow results of each host, or pair of hosts, that has any.
 
-    kinds: what must be equal for a comparison, such as the model of the CPUs. history: earlier results under the same
-    kind. busy: those that other programs disturb.
+    kinds: what must be equal for a comparison, such as the model of the CPUs. busy: those that other programs disturb.
 
     >>> results = {"a": {"memory": 4.0}, "b": {"memory": 10.0}, "c": {"memory": 10.0}}
-    >>> found = slow_results(results, dict.fromkeys(results, ""), {}, [])
+    >>> found = slow_results(results, dict.fromkeys(results, ""), [])
     >>> found["a"][0].text
     'memory 4 GB/s, 40% of the median of 2 others (10)'
     """
@@ -105,19 +100,14 @@ def slow_results(
     medians = {group: RULES[group[0]].median_of_others(several) for group, several in values.items()}
     found: dict[Key, list[Slow]] = {}
     for key, name, value, group in flat:
-        rule = RULES[name]
-        references = {f"the median of {count(len(values[group]) - 1, 'other')}": medians[group]}
-        past = [one[name] for one in history.get(key, ()) if name in one]
-        if len(past) >= _LEAST_HISTORY:
-            references[f"its own median of {len(past)} checks"] = median(past)
-        for against, reference in references.items():
-            share = rule.speed(value) / rule.speed(reference) if reference else 0.0
-            if share < rule.least:
-                ratio = f"{value / reference:.1f} times" if value > reference else f"{value / (reference or 1):.0%} of"
-                text = f"{rule.name} {shown(value)} {rule.unit}".rstrip() + f", {ratio} {against} ({shown(reference)})"
-                is_doubtful = key in busy and (name in _OF_CPU or share > rule.least / 2)
-                found.setdefault(key, []).append(Slow(name, value, text, is_doubtful))
-                break
+        rule, middle = RULES[name], medians[group]
+        share = rule.speed(value) / rule.speed(middle) if middle else 0.0
+        if share < rule.least:
+            ratio = f"{value / middle:.1f} times" if value > middle else f"{value / (middle or 1):.0%} of"
+            against = f"the median of {count(len(values[group]) - 1, 'other')} ({shown(middle)})"
+            text = f"{rule.name} {shown(value)} {rule.unit}".rstrip() + f", {ratio} {against}"
+            is_doubtful = key in busy and (name in _OF_CPU or share > rule.least / 2)
+            found.setdefault(key, []).append(Slow(name, value, text, is_doubtful))
     return found
 
 

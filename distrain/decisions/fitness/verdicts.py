@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from distrain.decisions.fitness.rates import OF_PAIR, RULES, keep_better, slow_results
 from distrain.decisions.host_checks import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from distrain.decisions.fitness.rates import Results, Slow
 
@@ -44,9 +44,8 @@ class Fitness:
 
 @dataclass(slots=True)
 class Measurements:
-    """The results of a deep check. history: by host, the ``kind`` and ``results`` of earlier checks."""
+    """The results of a deep check."""
 
-    history: Mapping[str, Sequence[Mapping[str, Any]]]
     hosts: dict[str, Fitness] = field(default_factory=dict)
     pairs: dict[Hosts, Results] = field(default_factory=dict)
 
@@ -72,12 +71,8 @@ class Measurements:
     def slow(self) -> dict[Hosts, list[Slow]]:
         """Return the slow results of each host, and of each pair, that has any."""
         busy = {host for host, one in self.hosts.items() if one.busy > MOST_BUSY}
-        past = {
-            host: [check["results"] for check in self.history.get(host, ()) if check["kind"] == one.kind]
-            for host, one in self.hosts.items()
-        }
-        hosts = slow_results(self.results(), {host: one.kind for host, one in self.hosts.items()}, past, busy)
-        pairs = slow_results(self.pairs, {}, {}, [pair for pair in self.pairs if not busy.isdisjoint(pair)])
+        hosts = slow_results(self.results(), {host: one.kind for host, one in self.hosts.items()}, busy)
+        pairs = slow_results(self.pairs, {}, [pair for pair in self.pairs if not busy.isdisjoint(pair)])
         return {**{(host,): slow for host, slow in hosts.items()}, **pairs}
 
     def suspects(self, measured: Iterable[Hosts]) -> list[Hosts]:

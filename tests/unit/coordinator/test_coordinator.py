@@ -13,6 +13,7 @@ from distrain import CheckpointConfig, FailureConfig, ScalingConfig, wire
 from distrain.api.backend import BackendConfig
 from distrain.api.job import Job
 from distrain.coordinator.coordinator import Coordinator
+from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.observers import Observers
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.run.facts import RunFacts
@@ -42,7 +43,8 @@ def run(folder: Path, ranks: ReplayedRanks, hosts: tuple[str, ...], workers: Any
     with closing(LocalStore(folder / "run")) as store:
         manifest = RunManifest(store, run_id="id", configs={}, facts=RunFacts("train.py", {}))
         observers = Observers(RunStatus("run", 0.0))
-        coordinator = Coordinator(request, store, ranks, CheckpointConfig(), observers, manifest=manifest)
+        shipping = Shipping(question=wire.SetUpHost(files=[], folders=[], place=""))
+        coordinator = Coordinator(request, store, ranks, CheckpointConfig(), observers, manifest, shipping)
         ranks.drive(coordinator.run)
         manifest.write(coordinator.end.state.value)
         return coordinator

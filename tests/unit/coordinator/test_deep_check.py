@@ -46,7 +46,6 @@ class Check:
         *,
         machines: str = "",
         busy: str = "",
-        history: dict[str, Any] | None = None,
         made: list[DeepCheck] | None = None,
         first: int = 0,
     ) -> None:
@@ -56,7 +55,7 @@ class Check:
         """Steps, and how many hosts owed an answer at the same time."""
         self._unanswered: list[tuple[str, wire.Measure]] = []
         loop = Loop()
-        self.deep = DeepCheck(loop, "", Measurements(history or {}), self._send, self.findings.append)
+        self.deep = DeepCheck(loop, "", Measurements(), self._send, self.findings.append)
         if made is not None:
             made.append(self.deep)
         machine = dict(zip(hosts, machines or hosts, strict=True))
@@ -182,13 +181,6 @@ def test_hosts_on_one_machine_take_turns() -> None:
     assert {at_once for what, at_once in Check("abcd", machines="xxyy").at_once if what == "host"} == {2, 1}
 
 
-def test_without_others_the_past_of_the_host_counts() -> None:
-    past = [{"kind": "4 x CPU", "results": {"cpu": 3.0}}] * 3
-    assert Check("a", history={"a": past}).slow == ["a"]
-    other_kind = [{**one, "kind": "8 x CPU"} for one in past]
-    assert Check("a", history={"a": other_kind}).slow == []
-
-
 # -- what runs make of it ----------------------------------------------------------------------------------------------
 
 
@@ -234,5 +226,4 @@ def test_slow_hosts_of_a_check_become_spare_ones() -> None:
     facts = {"a": HostFacts(fitness=Fitness("4 x CPU", {"cpu": 0.5}, slow="slow: CPU; look there")), "b": HostFacts()}
     note_check(facts)
     assert read_records().bad_hosts()["a"]["text"] == "slow: CPU"
-    assert read_records().checks == {"a": [{"kind": "4 x CPU", "results": {"cpu": 0.5}}]}
     assert names(with_bad_hosts_last(transports("a", "b"), ScalingConfig(num_workers=1))) == ["b", "a"]

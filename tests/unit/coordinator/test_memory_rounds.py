@@ -48,8 +48,7 @@ class Run:
         plan = plan_of(*hosts)
         self.memory = MemoryRounds(
             self.store,
-            config.pop("storage_every_s", 1000.0),
-            kept=CheckpointConfig(**config),
+            CheckpointConfig(**{"storage_every_s": 1000.0, **config}),
             send=lambda host, message: self.sent.append((host, message)),
             upload=lambda host, order: self.orders.append((host, order)),
             plan=lambda: plan,

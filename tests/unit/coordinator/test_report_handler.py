@@ -47,7 +47,7 @@ def handler_of(
         validations=NoValidations(),  # type: ignore[arg-type]
         memory=MemoryRounds(
             store,
-            600.0,
+            CheckpointConfig(),
             send=lambda host, message: sent.append(message),
             upload=lambda host, order: None,
             plan=lambda: WorldPlan(
@@ -257,8 +257,8 @@ def test_an_older_checkpoint_that_is_committed_last_is_not_the_newest(
 ) -> None:
     store, sent = LocalStore(tmp_path / "run"), []
     handler, starts = handler_of(store, sent, 1), []
-    handler._on_commit = starts.append
-    handler._memory.is_off = True
+    handler.on_commit = starts.append
+    handler.memory.is_off = True
     report(handler, 0, 1, "model.pt")
     newer = CommittedCheckpoint(tmp_path / "run/checkpoint_000001", {}, index=1, manifest={})  # committed meanwhile
     store.add(newer)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distrain.decisions.barriers import BarrierTracker, EndCall
+from distrain import wire
+from distrain.decisions.barriers import BarrierTracker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,14 +26,15 @@ def join(
     operation: str = BARRIER,
     data: bytes = b"",
     now: float = 0.0,
-    timeout_s: float | None = None,
-) -> list[EndCall]:
-    return collectives.entered(rank, index, operation, data, now, timeout_s)
+    **how: Any,
+) -> list[wire.CollectiveDone]:
+    asked = wire.CollectiveEntered(attempt=0, rank=rank, index=index, operation=operation, body=data, **how)
+    return collectives.entered(asked, now)
 
 
 def join_all(
     collectives: BarrierTracker, ranks: Iterable[int], index: int = 1, operation: str = BARRIER
-) -> list[EndCall]:
+) -> list[wire.CollectiveDone]:
     """The answers to the last of them; the others must have to wait."""
     *first, last = ranks
     for rank in first:
@@ -40,13 +42,17 @@ def join_all(
     return join(collectives, last, index, operation, b"%d" % last)
 
 
-def refusals(answers: list[EndCall]) -> dict[int, str]:
+def done(rank: int, index: int, data: bytes) -> wire.CollectiveDone:
+    return wire.CollectiveDone(attempt=0, rank=rank, index=index, body=data)
+
+
+def refusals(answers: list[wire.CollectiveDone]) -> dict[int, str]:
     """By rank; nobody may go on."""
-    assert all(answer.refused is not None and answer.data == b"" for answer in answers)
+    assert all(answer.refused is not None and answer.body == b"" for answer in answers)
     return {answer.rank: str(answer.refused) for answer in answers}
 
 
-def the_reason(answers: list[EndCall]) -> str:
+def the_reason(answers: list[wire.CollectiveDone]) -> str:
     [reason] = set(refusals(answers).values())
     return reason
 
@@ -56,21 +62,21 @@ def the_reason(answers: list[EndCall]) -> str:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_a_collective_that_gathers_brings_the_data_of_all_in_their_order(order: tuple[int, ...]) -> None:
-    collectives = BarrierTracker(3)
-    answers = [collectives.entered(rank, 1, "gather", b"of %d" % rank, 0.0, gathers=True) for rank in order]
-    assert answers == [[], [], [EndCall(rank, 1, b"of 0\nof 1\nof 2") for rank in range(3)]]
+    collectives = BarrierTracker(0, 3)
+    answers = [join(collectives, rank, 1, "gather", b"of %d" % rank, gathers=True) for rank in order]
+    assert answers == [[], [], [done(rank, 1, b"of 0\nof 1\nof 2") for rank in range(3)]]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_when_all_have_come_all_go_on_with_rank_0s_data(order: tuple[int, ...]) -> None:
-    assert join_all(BarrierTracker(3), order) == [EndCall(rank, 1, b"0") for rank in range(3)]
+    assert join_all(BarrierTracker(0, 3), order) == [done(rank, 1, b"0") for rank in range(3)]
 
 
 # -- different operations --------------------------------------------------------------------------------------------
 
 
 def test_ranks_that_mix_up_operations_all_hear_who_called_what() -> None:
-    collectives = BarrierTracker(4)
+    collectives = BarrierTracker(0, 4)
     for rank in (0, 1, 3):
         join(collectives, rank, operation=BARRIER)
     reasons = refusals(join(collectives, 2, operation=BROADCAST))
@@ -80,7 +86,7 @@ def test_ranks_that_mix_up_operations_all_hear_who_called_what() -> None:
 
 
 def test_a_mix_up_is_told_before_the_last_has_come_and_to_who_comes_later() -> None:
-    collectives = BarrierTracker(3)
+    collectives = BarrierTracker(0, 3)
     join(collectives, 0, operation=BARRIER)
     early = refusals(join(collectives, 1, operation=BROADCAST))
     late = refusals(join(collectives, 2, operation=BARRIER))
@@ -91,7 +97,7 @@ def test_a_mix_up_is_told_before_the_last_has_come_and_to_who_comes_later() -> N
 @pytest.mark.parametrize("operation", [BARRIER, BROADCAST])
 def test_who_comes_late_to_a_mix_up_does_not_pair_with_the_next_call_of_the_others(operation: str) -> None:
     """They have caught the error and go on: their second call must wait for the latecomer's second."""
-    collectives = BarrierTracker(3)
+    collectives = BarrierTracker(0, 3)
     join(collectives, 0, 1, BARRIER)
     join(collectives, 1, 1, BROADCAST)
     assert join(collectives, 0, 2, BARRIER) == join(collectives, 1, 2, BARRIER) == []
@@ -102,7 +108,7 @@ def test_who_comes_late_to_a_mix_up_does_not_pair_with_the_next_call_of_the_othe
 
 def test_a_rank_that_gave_up_waiting_does_not_pair_its_next_call_with_this_one() -> None:
     """The alarm of a user's own timeout got it out of its first barrier."""
-    collectives = BarrierTracker(2)
+    collectives = BarrierTracker(0, 2)
     join(collectives, 0, 1, BARRIER)
     answers = join(collectives, 0, 2, BARRIER) + join(collectives, 1, 1, BARRIER)
     assert [answer for answer in answers if answer.refused is None] == []
@@ -112,7 +118,7 @@ GAVE_UP = "rank 0 gave up waiting in barrier(), call number 1, and continued"
 
 
 def test_a_rank_that_an_exception_took_out_is_named_and_all_meet_in_the_next_call() -> None:
-    collectives = BarrierTracker(3)
+    collectives = BarrierTracker(0, 3)
     join(collectives, 0, 1, timeout_s=5.0)
     assert join(collectives, 0, 2, BROADCAST) == []
     assert collectives.deadline() is None
@@ -123,14 +129,14 @@ def test_a_rank_that_an_exception_took_out_is_named_and_all_meet_in_the_next_cal
 
 
 def test_those_who_wait_with_it_hear_of_it_at_once() -> None:
-    collectives = BarrierTracker(3)
+    collectives = BarrierTracker(0, 3)
     join(collectives, 0, 1)
     join(collectives, 1, 1)
     assert refusals(join(collectives, 0, 2)) == {1: GAVE_UP}
 
 
 def test_a_rank_that_an_exception_took_out_may_finish() -> None:
-    collectives = BarrierTracker(3)
+    collectives = BarrierTracker(0, 3)
     join(collectives, 0, 1)
     join(collectives, 1, 1)
     assert refusals(collectives.finished(0)) == {1: GAVE_UP}
@@ -142,7 +148,7 @@ def test_a_rank_that_an_exception_took_out_may_finish() -> None:
 
 
 def test_a_rank_that_finishes_fails_those_who_wait_for_it() -> None:
-    collectives = BarrierTracker(4)
+    collectives = BarrierTracker(0, 4)
     for rank in (1, 2, 3):
         join(collectives, rank, operation=BROADCAST)
     reasons = refusals(collectives.finished(0))
@@ -152,7 +158,7 @@ def test_a_rank_that_finishes_fails_those_who_wait_for_it() -> None:
 
 
 def test_who_comes_after_a_rank_has_finished_fails_at_once() -> None:
-    collectives = BarrierTracker(3)
+    collectives = BarrierTracker(0, 3)
     assert collectives.finished(2) == []
     assert "rank 2 finished" in refusals(join(collectives, 0))[0]
     assert "rank 2 finished" in refusals(join(collectives, 1))[1]
@@ -160,7 +166,7 @@ def test_who_comes_after_a_rank_has_finished_fails_at_once() -> None:
 
 
 def test_all_that_have_finished_are_named() -> None:
-    collectives = BarrierTracker(5)
+    collectives = BarrierTracker(0, 5)
     for rank in (4, 1, 2):
         collectives.finished(rank)
     assert "ranks 1, 2, 4 finished" in the_reason(join(collectives, 0))
@@ -170,7 +176,7 @@ def test_all_that_have_finished_are_named() -> None:
 
 
 def test_who_has_waited_for_its_timeout_hears_for_whom() -> None:
-    collectives = BarrierTracker(4)
+    collectives = BarrierTracker(0, 4)
     join(collectives, 2, now=10.0, timeout_s=5.0)
     join(collectives, 0, now=12.0, timeout_s=5.0)
     assert collectives.deadline() == 15.0
@@ -189,7 +195,7 @@ class Oracle:
     """What a rank still has to do, and what it has heard."""
 
     operations: list[str]
-    heard: list[EndCall] = field(default_factory=list)
+    heard: list[wire.CollectiveDone] = field(default_factory=list)
     waits: bool = False
     finished: bool = False
 
@@ -211,7 +217,7 @@ def test_in_any_order_calls_pair_by_number_and_nobody_waits_for_ever(
 ) -> None:
     """Every rank makes its calls whatever it hears, and finishes."""
     ranks = [Oracle(list(one)), *(Oracle(list(one if same else other)) for other in others[: world_size - 1])]
-    collectives = BarrierTracker(world_size)
+    collectives = BarrierTracker(0, world_size)
     while able := [rank for rank, oracle in enumerate(ranks) if not (oracle.waits or oracle.finished)]:
         rank = data.draw(st.sampled_from(able))
         me = ranks[rank]
@@ -232,6 +238,6 @@ def test_in_any_order_calls_pair_by_number_and_nobody_waits_for_ever(
         heard = [oracle.heard[index] if index < len(oracle.heard) else None for oracle in ranks]
         called = {oracle.operations[index] if index < len(oracle.operations) else None for oracle in ranks}
         if len(called) == 1:
-            assert heard == [EndCall(rank, index + 1, f"0:{index + 1}".encode()) for rank in range(world_size)]
+            assert heard == [done(rank, index + 1, f"0:{index + 1}".encode()) for rank in range(world_size)]
         else:
             assert all(answer is None or answer.refused for answer in heard)

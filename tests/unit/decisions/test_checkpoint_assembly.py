@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from distrain import wire
 from distrain.api.config import CheckpointConfig
 from distrain.decisions.checkpoint_assembly import (
     HEAD_START_S,
@@ -50,6 +51,34 @@ def assembly_of(
     return assembly
 
 
+def reported(
+    assembly: CheckpointAssembly,
+    rank: int,
+    index: int,
+    metrics: dict[str, Any],
+    files: Iterable[str] | None,
+    now: float,
+    in_place: str = "",
+    **how: Any,
+) -> list[Action]:
+    ordinal, how = None if files is None else index, {"folder": in_place, "in_place": bool(in_place), **how}
+    report = wire.Reported(attempt=0, rank=rank, index=index, ordinal=ordinal, files=list(files or ()), **how)
+    return assembly.reported(report, metrics, now)
+
+
+def stored(
+    assembly: CheckpointAssembly,
+    rank: int,
+    ordinal: int,
+    files: Any,
+    skipped: Any,
+    now: float,
+    failed: str | None = None,
+) -> list[Action]:
+    answer = wire.FilesCopied(attempt=0, rank=rank, ordinal=ordinal, files=files, skipped=skipped, failed=failed)
+    return assembly.stored(answer, now)
+
+
 def bring(
     assembly: CheckpointAssembly,
     rank: int,
@@ -59,12 +88,12 @@ def bring(
     **metrics: Any,
 ) -> list[Action]:
     """report() with a checkpoint."""
-    return assembly.reported(rank, ordinal, metrics, files, now)
+    return reported(assembly, rank, ordinal, metrics, files, now)
 
 
 def note(assembly: CheckpointAssembly, rank: int, index: int, now: float = 0.0, **metrics: Any) -> list[Action]:
     """report() without a checkpoint."""
-    return assembly.reported(rank, index, metrics, None, now)
+    return reported(assembly, rank, index, metrics, None, now)
 
 
 def deliver(
@@ -77,7 +106,7 @@ def deliver(
     now: float = 0.0,
 ) -> list[Action]:
     contents = [(path, 10, crc) for path in files], [(path, 10, crc) for path in skipped]
-    return assembly.stored(rank, ordinal, *contents, now)
+    return stored(assembly, rank, ordinal, *contents, now)
 
 
 def only(kind: type[Any], actions: list[Action]) -> list[Any]:
@@ -110,8 +139,8 @@ def test_a_single_rank_is_granted_and_committed_at_once() -> None:
 def test_files_in_place_are_listed_when_all_ranks_have_reported() -> None:
     """By the host of the lowest rank, for all."""
     assembly = assembly_of(3)
-    assert assembly.reported(0, 1, {}, (), 0.0, in_place="/run/a") == []
-    assert assembly.reported(2, 1, {}, (), 0.0, in_place="/run/a") == []
+    assert reported(assembly, 0, 1, {}, (), 0.0, in_place="/run/a") == []
+    assert reported(assembly, 2, 1, {}, (), 0.0, in_place="/run/a") == []
     assert note(assembly, 1, 1) == [RequestFiles(0, 1, ())]
     assert owners(the_commit(deliver(assembly, 0, 1, "a", "b"))) == {"a": 0, "b": 0}
 
@@ -119,8 +148,8 @@ def test_files_in_place_are_listed_when_all_ranks_have_reported() -> None:
 @pytest.mark.parametrize(("other", "named"), [("/run/b", "/run/b"), ("", "files to copy")])
 def test_a_checkpoint_whose_ranks_name_different_directories_is_dropped(other: str, named: str) -> None:
     assembly = assembly_of(2)
-    assembly.reported(0, 1, {}, (), 0.0, in_place="/run/a")
-    assembly.reported(1, 1, {}, (), 0.0, in_place=other)
+    reported(assembly, 0, 1, {}, (), 0.0, in_place="/run/a")
+    reported(assembly, 1, 1, {}, (), 0.0, in_place=other)
     actions = deliver(assembly, 0, 1, "a")
     if not other:
         assert actions == []
@@ -382,20 +411,20 @@ def test_a_rank_waits_for_one_that_has_reported_but_not_for_ever(*, brings: bool
 
 def test_memory_does_not_wait_long_for_ranks_that_may_never_report() -> None:
     assembly = assembly_of(2, running_since=0.0)
-    assembly.reported(0, 1, {}, ["a"], 0.0, in_memory=True)
+    reported(assembly, 0, 1, {}, ["a"], 0.0, in_memory=True)
     assert only(Proceed, deliver(assembly, 0, 1, "a")) == []
     assert only(Proceed, assembly.tick(HEAD_START_S)) == [Proceed(0, 1)]
-    assert only(Drop, assembly.reported(0, 2, {}, ["a"], 3.0, in_memory=True)) == [Drop(1)]
+    assert only(Drop, reported(assembly, 0, 2, {}, ["a"], 3.0, in_memory=True)) == [Drop(1)]
     assert only(Proceed, deliver(assembly, 0, 2, "a", now=3.0)) == [Proceed(0, 2)], "at once, from now on"
-    assert assembly.reported(1, 1, {}, ["b"], 4.0, in_memory=True) == [Drop(1)]
-    assembly.reported(1, 2, {}, ["b"], 5.0, in_memory=True)
+    assert reported(assembly, 1, 1, {}, ["b"], 4.0, in_memory=True) == [Drop(1)]
+    reported(assembly, 1, 2, {}, ["b"], 5.0, in_memory=True)
     assert the_commit(deliver(assembly, 1, 2, "b", now=5.0)).ordinal == 2
 
 
 def test_memory_commits_the_newest_one_when_the_time_of_silent_ranks_is_over() -> None:
     assembly, committed = assembly_of(2, running_since=0.0), []
     for n in range(1, 100):
-        committed += only(Commit, assembly.reported(0, n, {}, ["a"], float(n), in_memory=True))
+        committed += only(Commit, reported(assembly, 0, n, {}, ["a"], float(n), in_memory=True))
         committed += only(Commit, deliver(assembly, 0, n, "a", now=float(n)))
     assert [commit.ordinal for commit in committed] == list(range(61, 100))
 
@@ -404,14 +433,14 @@ def test_memory_waits_for_a_rank_that_has_reported() -> None:
     assembly = assembly_of(2, running_since=0.0)
     for rank in (0, 1):
         note(assembly, rank, 1)
-    assembly.reported(0, 2, {}, ["a"], 0.0, in_memory=True)
+    reported(assembly, 0, 2, {}, ["a"], 0.0, in_memory=True)
     assert only(Proceed, deliver(assembly, 0, 2, "a")) == []
     assert assembly.tick(10 * HEAD_START_S) == []
 
 
 def write_to_memory(assembly: CheckpointAssembly, rank: int, n: int, now: float) -> list[Action]:
     """Report a checkpoint in memory. It is hashed at once."""
-    actions = assembly.reported(rank, n, {}, [f"shard-{rank}"], now, in_memory=True)
+    actions = reported(assembly, rank, n, {}, [f"shard-{rank}"], now, in_memory=True)
     return [*actions, *deliver(assembly, rank, n, f"shard-{rank}", now=now)]
 
 
@@ -419,7 +448,7 @@ def test_in_memory_a_checkpoint_that_all_have_reported_is_not_superseded() -> No
     """The next one could be superseded in turn while the slowest rank is still being hashed, and so on."""
     assembly = assembly_of(2)
     for rank in (0, 1):
-        assembly.reported(rank, 1, {}, [f"shard-{rank}"], 0.0, in_memory=True)
+        reported(assembly, rank, 1, {}, [f"shard-{rank}"], 0.0, in_memory=True)
     assert only(Proceed, deliver(assembly, 0, 1, "shard-0")) == []
     assert only(Proceed, assembly.tick(2 * MISSING_RANK_S)) == []
     assert the_commit(deliver(assembly, 1, 1, "shard-1")).ordinal == 1
@@ -430,7 +459,7 @@ def test_memory_does_not_wait_for_ever_for_a_rank_that_has_reported(*, brings: b
     """That one may wait for it in a collective. It is written off only if it is not just slow."""
     assembly = assembly_of(2)
     for rank in (0, 1):
-        assembly.reported(rank, 1, {}, ["a"] if brings else None, 0.0)
+        reported(assembly, rank, 1, {}, ["a"] if brings else None, 0.0)
         if brings:
             deliver(assembly, rank, 1, "a")
     done = write_to_memory(assembly, 0, 2, 0.0)
@@ -572,7 +601,7 @@ def test_a_rank_replaces_files_of_a_rank_that_could_not_store_them() -> None:
     bring(assembly, 1, 1, "model")
     assembly.tick(PATIENCE_S)
     assert bring(assembly, 0, 1, "model", now=3) == []
-    assert assembly.stored(1, 1, [], [], 4, failed="no") == [RequestFiles(0, 1, ("model",))]
+    assert stored(assembly, 1, 1, [], [], 4, "no") == [RequestFiles(0, 1, ("model",))]
 
 
 def test_rank_1_does_not_wait_for_a_finished_rank_0() -> None:
@@ -733,9 +762,9 @@ def test_reports_of_a_rank_that_may_not_have_checkpoints_are_not_missing() -> No
 
 def test_ranks_that_name_a_checkpoint_differently_are_told_so() -> None:
     assembly = assembly_of(3)
-    assembly.reported(0, 1, {}, ["a"], 0.0, name="step-1")
-    assembly.reported(1, 1, {}, ["b"], 0.0)
-    [refusal] = only(Refuse, assembly.reported(2, 1, {}, ["c"], 0.0, name="step-2"))
+    reported(assembly, 0, 1, {}, ["a"], 0.0, name="step-1")
+    reported(assembly, 1, 1, {}, ["b"], 0.0)
+    [refusal] = only(Refuse, reported(assembly, 2, 1, {}, ["c"], 0.0, name="step-2"))
     assert refusal.why == (
         "the checkpoint of report 1: checkpoint_dir_name is 'step-1' on rank 0 and 'step-2' on rank 2; the ranks are "
         "not at the same step, or must give one name"
@@ -765,7 +794,7 @@ def test_a_checkpoint_needs_nothing_more_from_a_rank_that_has_delivered() -> Non
     assert assembly.storing({1}, ()) == frozenset(), "rank 1 has not stored its own part"
     deliver(assembly, 1, 1, "shard-1")
     assert assembly.storing({1}, ()) == {(0, 1), (2, 1)}
-    assembly.stored(2, 1, [], [], 0.0, "disk full")
+    stored(assembly, 2, 1, [], [], 0.0, "disk full")
     assert assembly.storing({1}, ()) == frozenset(), "it will be dropped"
 
 
@@ -905,7 +934,7 @@ def test_a_refused_rank_may_say_that_an_exception_took_it_out_of_report() -> Non
     deliver(assembly, 0, 1, "model")
     assembly.tick(MISSING_RANK_S)
     assert only(Refuse, bring(assembly, 1, 1, "model"))
-    assert assembly.stored(1, 1, [], [], MISSING_RANK_S, "TimeoutError('alarm')") == []
+    assert stored(assembly, 1, 1, [], [], MISSING_RANK_S, "TimeoutError('alarm')") == []
     bring(assembly, 0, 2, "model", now=MISSING_RANK_S)
     bring(assembly, 1, 2, "model", now=MISSING_RANK_S)
     deliver(assembly, 1, 2, skipped=["model"])
@@ -1132,7 +1161,7 @@ class JoiningMachine(RuleBasedStateMachine):
         me = self.ranks[rank]
         n = len(me.brought) + 1
         me.brought[n] = files
-        self._obey(self.assembly.reported(rank, n, {"n": (n, rank)}, files, self.now))
+        self._obey(reported(self.assembly, rank, n, {"n": (n, rank)}, files, self.now))
 
     @rule(rank=st.integers(0, 3))
     def copy(self, rank: int) -> None:
@@ -1142,7 +1171,7 @@ class JoiningMachine(RuleBasedStateMachine):
         for ordinal in sorted(me.granted.keys() - me.delivered):
             me.delivered.add(ordinal)
             contents = [(path, 1, 1) for path in me.granted[ordinal]]
-            self._obey(self.assembly.stored(rank, ordinal, contents, [], self.now))
+            self._obey(stored(self.assembly, rank, ordinal, contents, [], self.now))
 
     @rule(seconds=st.sampled_from((0.1, PATIENCE_S, PATIENCE_S)))
     def wait(self, seconds: float) -> None:
@@ -1281,7 +1310,7 @@ class World:
                 self.first_part_at = min(self.now, self.first_part_at)
         if files or life.reports > self.settled:
             self.written_off.discard(rank)
-        self._obey(self.assembly.reported(rank, life.reports, {}, files, self.now))
+        self._obey(reported(self.assembly, rank, life.reports, {}, files, self.now))
         if self.chance.random() < 0.7:
             self.store(rank)
 
@@ -1290,7 +1319,7 @@ class World:
             return
         ordinal = min(life.ordered)
         life.ordered.discard(ordinal)
-        self._obey(self.assembly.stored(rank, ordinal, [(f"shard-{rank}", 1, 1)], [], self.now))
+        self._obey(stored(self.assembly, rank, ordinal, [(f"shard-{rank}", 1, 1)], [], self.now))
 
     def end(self, rank: int) -> None:
         if (life := self.living(rank)) is None or self.chance.random() < 0.5:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.api.config import ScalingConfig
+from distrain.api.config import FailureConfig, ScalingConfig
 from distrain.decisions.placement import (
+    Rendezvous,
     make_plan,
     rank_environment,
     rendezvous_address,
@@ -20,6 +21,7 @@ from distrain.decisions.placement import (
 )
 from distrain.errors import ResourcesError
 from distrain.hosts.host import Gpu, HostInfo
+from tests.unit.decisions.test_run_machine import request
 
 if TYPE_CHECKING:
     from distrain.hosts.world import WorldPlan
@@ -351,9 +353,8 @@ def test_no_gpu_at_all_is_told_as_such_whatever_its_type() -> None:
 
 def test_the_environment_is_torchruns() -> None:
     plan = make_plan([host("one", slots=2), host("two")], ScalingConfig(num_workers=3))
-    environment = rank_environment(
-        plan, plan.ranks[2], address="10.0.0.1", port=2345, run_id="run", attempt=1, max_restarts=3
-    )
+    asked = request(["one", "two"], 3, run_id="run", first_attempt=4, failure_config=FailureConfig(max_failures=3))
+    environment = rank_environment(asked, plan, plan.ranks[2], Rendezvous(address="10.0.0.1", port=2345), attempt=5)
     expected = {
         "RANK": "2",
         "LOCAL_RANK": "0",

@@ -9,23 +9,24 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.decisions.stop_consensus import VOTE_TIMEOUT_S, StopConsensus, StopOrder
+from distrain import wire
+from distrain.decisions.stop_consensus import VOTE_TIMEOUT_S, StopConsensus
 
 
 def votes(*callers: int, asked: bool = True) -> StopConsensus:
-    made = StopConsensus()
+    made = StopConsensus(0)
     for rank in callers:
         assert made.vote(rank, 0, 0.0) == []
     assert not asked or made.request_stop() == go_on(0, *callers)
     return made
 
 
-def stop(call: int, *ranks: int) -> list[StopOrder]:
-    return [StopOrder(ranks, call, final=True)]
+def stop(call: int, *ranks: int) -> list[wire.StopDecision]:
+    return [wire.StopDecision(attempt=0, rank=rank, call=call, final=True) for rank in ranks]
 
 
-def go_on(call: int, *ranks: int) -> list[StopOrder]:
-    return [StopOrder(ranks, call, final=False)]
+def go_on(call: int, *ranks: int) -> list[wire.StopDecision]:
+    return [wire.StopDecision(attempt=0, rank=rank, call=call) for rank in ranks]
 
 
 # -- who is asked ----------------------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ class Rank:
 def test_ranks_in_lockstep_always_stop_at_the_same_call(data: Any) -> None:
     """Whoever is faster, and whenever the request comes: nobody is left in a collective."""
     world = data.draw(st.integers(1, 4))
-    made, ranks, now = StopConsensus(), [Rank() for _ in range(world)], 0.0
+    made, ranks, now = StopConsensus(0), [Rank() for _ in range(world)], 0.0
     ask_after = data.draw(st.integers(0, 12))
     asked = False
 
@@ -164,10 +165,9 @@ def test_ranks_in_lockstep_always_stop_at_the_same_call(data: Any) -> None:
             for other in ranks
         )
 
-    def carry_out(orders: list[StopOrder]) -> None:
+    def carry_out(orders: list[wire.StopDecision]) -> None:
         for order in orders:
-            for number in order.ranks:
-                ranks[number].mail.append(order)
+            ranks[order.rank].mail.append(order)
 
     def read(rank: Rank) -> None:
         for letter in rank.mail:

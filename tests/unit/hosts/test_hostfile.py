@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distrain.api.config import ScalingConfig
-from distrain.decisions.placement import make_plan, rank_environment
+from distrain.decisions.placement import Rendezvous, make_plan, rank_environment
 from distrain.errors import HostfileError
 from distrain.hosts.host import HostInfo
 from distrain.hosts.hostfile import HostSpec, parse_hostfile, parse_hosts
+from tests.unit.decisions.test_run_machine import request
 
 
 def only(line: str) -> HostSpec:
@@ -162,7 +163,7 @@ def test_an_error_names_file_line_and_cause(line: str, why: str) -> None:
 def test_what_every_rank_is_given_cannot_be_set_for_a_host() -> None:
     """All variables except those of the rendezvous."""
     plan = make_plan([HostInfo(name="one", cpus=1, memory_bytes=1)], ScalingConfig())
-    given = rank_environment(plan, plan.ranks[0], address="", port=1, run_id="", attempt=0, max_restarts=0)
+    given = rank_environment(request(["one"], 1), plan, plan.ranks[0], Rendezvous(address="", port=1), attempt=0)
     refused = set()
     for name in given:
         try:

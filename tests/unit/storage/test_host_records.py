@@ -15,7 +15,6 @@ from distrain import ScalingConfig
 from distrain.cli.hosts import run_hosts
 from distrain.coordinator.connection.transport import LocalTransport
 from distrain.coordinator.fitness.spare_hosts import with_bad_hosts_last
-from distrain.decisions.fitness.verdicts import Fitness, Measurements
 from distrain.hosts.hostfile import HostSpec
 from distrain.storage.host_records import KEPT_S, change_records, read_records
 
@@ -31,13 +30,6 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def add(what: str, text: str = "", host: str = "me@box/2") -> None:
     change_records(lambda known: known.add_trouble(host, what, text, "r1"))
-
-
-def test_the_latest_checks_are_kept() -> None:
-    assert read_records().checks == {}
-    for number in range(25):
-        change_records(lambda known, number=number: known.add_check("alpha", "small", {"cpu": float(number)}))
-    assert [one["results"]["cpu"] for one in read_records().checks["alpha"]] == [float(cpu) for cpu in range(5, 25)]
 
 
 def test_troubles_are_forgiven_and_expire(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,27 +54,17 @@ def test_nothing_in_the_file_stops_a_run(state: Path, seed: int, capsys: pytest.
     """Values of any kind are in it, anywhere, as a newer version might write them. What is known stays."""
     dice = random.Random(seed)
     add("slow", "known")
-    change_records(lambda known: known.add_check("alpha", "small", {"cpu": 1.0}))
     content: Any = json.loads(state.read_text())
     known = copy.deepcopy(content)
     for number in range(dice.randint(1, 3)):
         trouble = dict(known["troubles"][0], host=f"other{number}")
         trouble[dice.choice([*trouble, "more"])] = dice.choice(VALUES)
-        check = {"kind": "small", "results": {"cpu": 1.0}} | {dice.choice(["kind", "results"]): dice.choice(VALUES)}
-        place, new = dice.choice(
-            [
-                (content["troubles"], trouble),
-                (content["troubles"], dice.choice(VALUES)),
-                (content["checks"].setdefault(f"beta{number}", []), check),
-            ]
-        )
-        place.insert(dice.randrange(len(place) + 1), new)
+        troubles = content["troubles"]
+        troubles.insert(dice.randrange(len(troubles) + 1), dice.choice([trouble, dice.choice(VALUES)]))
     content["newer"] = dice.choice(VALUES)
     state.write_text(json.dumps(content))
     transports = [LocalTransport(host=HostSpec(name=name, slots=1)) for name in ("me@box/2", "alpha")]
     assert with_bad_hosts_last(transports, ScalingConfig(num_workers=1))[0].host.name == "alpha"
-    assert read_records().checks["alpha"] == known["checks"]["alpha"]
-    Measurements(read_records().checks, hosts={"beta0": Fitness("small")}).slow()
     assert run_hosts(argparse.Namespace(forgive=None, json=False)) == 0
     assert f"{state} has entries that this version of distrain does not know" in capsys.readouterr().err
     add("slow", "new")

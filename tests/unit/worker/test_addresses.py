@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from distrain import wire
 from distrain.api.context import TrainContext
-from distrain.decisions.barriers import BarrierTracker, EndCall
+from distrain.decisions.barriers import BarrierTracker
 from distrain.worker import addresses
 from distrain.worker.addresses import ReservedAddresses, bypass_proxies
 
@@ -38,7 +39,7 @@ class Ranks:
 
     def __init__(self, number: int, **context: int) -> None:
         self.meetings = 0
-        self._barriers = BarrierTracker(number)
+        self._barriers = BarrierTracker(0, number)
         self._indices = [0] * number
         self._arrived = threading.Condition()
         self._data: dict[int, bytes] = {}
@@ -54,10 +55,13 @@ class Ranks:
         def meet(operation: str, data: bytes, timeout_s: float | None = None, *, gathers: bool = False) -> bytes:
             with self._arrived:
                 self._indices[rank] += 1
-                for end in self._barriers.entered(rank, self._indices[rank], operation, data, 0.0, gathers=gathers):
-                    assert isinstance(end, EndCall)
+                index = self._indices[rank]
+                asked = wire.CollectiveEntered(
+                    attempt=0, rank=rank, index=index, operation=operation, body=data, gathers=gathers
+                )
+                for end in self._barriers.entered(asked, 0.0):
                     assert end.refused is None
-                    self._data[end.rank] = end.data
+                    self._data[end.rank] = end.body
                     self.meetings = end.index
                     self._arrived.notify_all()
                 assert self._arrived.wait_for(lambda: rank in self._data, timeout=10)
