@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.api import current
 from distrain.session import get_context, report
 from distrain.storage.checkpoint import Checkpoint
+from distrain.system.imports import require
 from distrain.system.scratch import kept_for_peer, temporary_directory
 from distrain.torch.device import get_device
 
@@ -55,10 +56,7 @@ def _installed_lightning() -> Any:
                 os.environ.setdefault(_CHOICE, name)
             import_module(f"{name}.plugins.environments")
             return sys.modules[name]
-    raise ModuleNotFoundError(
-        "distrain.lightning needs PyTorch Lightning, which is not installed: pip install 'distrain[lightning]'",
-        name="lightning",
-    )
+    return require(_PACKAGES[0])  # which says how to install it
 
 
 if not TYPE_CHECKING:

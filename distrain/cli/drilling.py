@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from distrain.cli import parsers
@@ -28,8 +27,6 @@ from distrain.system.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rich.console import RenderableType
 
     from distrain.drilling.verdict import DrillReport, Verdict
 
@@ -125,12 +122,8 @@ def _line(verdict: Verdict) -> Text:
     return text
 
 
-def _findings(report: DrillReport) -> RenderableType:
-    """Return the table of times, the notes and the result."""
-    table = Table("until training again", "lost", "by", box=None, pad_edge=False)
-    for one in report.verdicts:
-        if one.times is not None:
-            table.add_row(str(one.times), str(one.lost), one.disturbance)
+def _findings(report: DrillReport) -> Text:
+    """Return the notes and the result."""
     lines = [*report.notes, *([f"all files are in {report.directory}"] if report.directory else [])]
     size = f"{report.workers} workers, {report.until} {report.unit}s, {report.seconds:.0f} s"
     if report.ok:
@@ -138,4 +131,4 @@ def _findings(report: DrillReport) -> RenderableType:
     else:
         bad = ", ".join(one.disturbance for one in report.verdicts if not one.is_good)
         result = Text(f"{report.target} does not resume exactly: {bad}", "bold red")
-    return Group("", table, "", *map(Text, lines), result.append(f" ({size})", "not bold default"))
+    return Text("\n").join([Text(), *map(Text, lines), result.append(f" ({size})", "not bold default")])

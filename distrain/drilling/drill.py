@@ -17,7 +17,7 @@ from distrain.drilling.isolation import landlock_version, remove, scratch
 from distrain.drilling.journal import LEAST
 from distrain.drilling.order import Order, ProbeOrder
 from distrain.drilling.trial import Trial
-from distrain.drilling.verdict import DrillReport, Times, Verdict
+from distrain.drilling.verdict import DrillReport, Verdict
 from distrain.errors import JobError
 from distrain.system.log import warn
 from distrain.transfer.project.directories import is_below
@@ -234,7 +234,7 @@ class Drill:
         return resumed.number > 0 and before + resumed.done(straight.unit) >= straight.until
 
     def _killed(self, disturbance: str, order: ProbeOrder) -> None:
-        self._judge(disturbance, self._begin(order.act.replace(" ", "-"), order), victim=order.rank)
+        self._judge(disturbance, self._begin(order.act.replace(" ", "-"), order))
 
     def _killed_in_a_pause(self, name: str, order: ProbeOrder) -> Trial:
         trial = self._begin(name, order)
@@ -243,9 +243,9 @@ class Drill:
         return trial
 
     def _all_killed(self, order: ProbeOrder) -> None:
-        trial, started = self._killed_in_a_pause("all", order), time.time()
+        trial = self._killed_in_a_pause("all", order)
         trial.start(ProbeOrder())
-        self._judge("everything is killed, then a new start", trial, started=started)
+        self._judge("everything is killed, then a new start", trial)
 
     def _fewer_workers(self, order: ProbeOrder, workers: int) -> None:
         disturbance, trial = f"{workers} instead of {workers + 1} workers", self._killed_in_a_pause("workers", order)
@@ -277,19 +277,13 @@ class Drill:
             how = f"saves nothing in its grace, which ends {ended - signalled:.0f} s after SIGTERM"
         else:
             how = "never saves: no rank called should_stop()"
-        started = time.time()
         trial.start(ProbeOrder())
-        self._judge("SIGTERM, then a new start", trial, started=started, prefix=f"{how}; ")
+        self._judge("SIGTERM, then a new start", trial, f"{how}; ")
 
     # -- verdicts -------------------------------------------------------------------------------------------------
 
-    def _judge(
-        self, disturbance: str, trial: Trial, *, victim: int = 0, started: float | None = None, prefix: str = ""
-    ) -> None:
-        """Wait until a trial has resumed and caught up, and compare.
-
-        victim: the rank that has died. started: when the run was started again, if it was not restarted by itself.
-        """
+    def _judge(self, disturbance: str, trial: Trial, prefix: str = "") -> None:
+        """Wait until a trial has resumed and caught up, and compare."""
         has_caught_up = trial.watch(self._has_caught_up)
         if self._files:  # as it has ended without a disturbance
             trial.watch(lambda now: not trial.is_running)
@@ -316,8 +310,7 @@ class Drill:
         lacking = sorted(self._files - trial.files()) if journal.has_finished else []
         files = f"has not written {', '.join(lacking[:3])}" if lacking else ""
         words = "; ".join(filter(None, (text, *found.aside, files, loss)))
-        times = self._times(before, resumed, victim, started)
-        self._add(Verdict(disturbance, found.outcome, prefix + words, found.causes, lost, times))
+        self._add(Verdict(disturbance, found.outcome, prefix + words, found.causes, lost))
 
     def _with_checkpoints(self, found: Comparison, journal: Journal, start: int) -> Comparison:
         """Return the comparison with what only the checkpoints show."""
@@ -335,22 +328,6 @@ class Drill:
                 causes = self._straight.causes(journal.resumed, start)
                 return replace(found, outcome="drift", drift=drift, causes=causes)
         return found
-
-    def _times(self, before: Attempt, resumed: Attempt, victim: int, started: float | None) -> Times | None:
-        died = max((note["time"] for note in before.notes.get(victim, ())), default=None)
-        begins = [note["time"] for note in resumed.of("begin")]
-        trains = [note["time"] for note in (*resumed.of("step"), *resumed.of("report"))]
-        known = before.ended if started is None else started
-        if not begins or not trains or known is None or died is None:
-            return None
-        done = [note["time"] for note in self._straight.attempt.of("report", self._straight.attempt.rank)]
-        last = min(before.done("report"), len(done))
-        return Times(
-            detection_s=max(known - died, 0.0) if started is None else 0.0,
-            restart_s=min(begins) - known,
-            load_s=min(trains) - min(begins),
-            repeat_s=done[last - 1] - done[resumed.first - 1] if 0 < resumed.first < last else 0.0,
-        )
 
     def _notes(self, attempt: Attempt, blind: Sequence[str]) -> list[str]:
         found = []

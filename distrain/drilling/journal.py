@@ -37,7 +37,6 @@ class Attempt:
     number: int = 0
     first: int = 0
     offset: int = 0
-    ended: float | None = None
     notes: Mapping[int, list[Note]] = field(default_factory=dict)
     metrics: Mapping[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
 
@@ -124,7 +123,7 @@ def read_journal(root: Path) -> Journal:
         before = [each for each in attempts if each.first < first <= each.done("report")]
         offset = before[-1].offset + before[-1].steps_before(first - before[-1].first) if before else 0
         notes = {rank: _notes(Path(str(file))) for rank, file in log_files(run, number).items()}
-        attempts.append(Attempt(number, first, offset, one.get("ended"), notes, metrics.get(number, {})))
+        attempts.append(Attempt(number, first, offset, notes, metrics.get(number, {})))
     return Journal(
         attempts=attempts or [Attempt()],
         checkpoints={saved.step: Path(str(saved.path)) for saved in checkpoints_of(root)},

@@ -65,7 +65,6 @@ class Probe:
         random.seed(rank)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(rank)
-        self.note("begin")
         sys.addaudithook(self._note_reading)
         if self._uses_torch or "torch" in sys.modules:
             from distrain.torch.drill.training_state import TrainingWatch
@@ -75,7 +74,7 @@ class Probe:
 
         def noted_report(metrics: Any, checkpoint: Any = None, *more: Any, **options: Any) -> None:
             if checkpoint is not None and self._order.probe.act == "kill before report" and self._is_due():
-                self._kill(os.getpid())
+                kill_tree(os.getpid())
             report(metrics, checkpoint, *more, **options)
             self.count("report", saves=checkpoint is not None, steps=self.steps_done)
 
@@ -114,9 +113,9 @@ class Probe:
             return
         match self._order.probe.act:
             case "kill":
-                self._kill(os.getpid())
+                kill_tree(os.getpid())
             case "kill host":
-                self._kill(_first_program())
+                kill_tree(_first_program())
             case "pause":
                 self.note("pause")
                 while True:
@@ -129,11 +128,6 @@ class Probe:
         context, order = self._session.context, self._order.probe
         is_meant = context.attempt == 0 and context.world_rank == order.rank
         return is_meant and 0 < order.at <= self._counts[order.unit]
-
-    def _kill(self, root: int) -> None:
-        """Kill a process and all below it."""
-        self.note("kill")
-        kill_tree(root)
 
 
 def _first_program() -> int:

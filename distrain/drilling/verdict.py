@@ -1,4 +1,4 @@
-"""The findings of a drill: a verdict for each disturbance, and the numbers beside them. Runs in: coordinator."""
+"""The findings of a drill: a verdict for each disturbance. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -10,29 +10,6 @@ if TYPE_CHECKING:
 
     from distrain.drilling.causes import Cause
     from distrain.drilling.order import Unit
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds from a failure until the training goes on.
-
-    detection_s: until the run knows of it. restart_s: until the ranks run the script. load_s: until the first step.
-    repeat_s: for what was lost.
-    """
-
-    detection_s: float
-    restart_s: float
-    load_s: float
-    repeat_s: float
-
-    @property
-    def total_s(self) -> float:
-        """All but the time for what was lost."""
-        return self.detection_s + self.restart_s + self.load_s
-
-    def __str__(self) -> str:
-        parts = (("detection", self.detection_s), ("restart", self.restart_s), ("load", self.load_s))
-        return f"{self.total_s:.1f} s ({', '.join(f'{name} {seconds:.2f}' for name, seconds in parts if seconds)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +28,6 @@ class Verdict:
     text: str
     causes: Sequence[Cause] = ()
     lost: int | None = None
-    times: Times | None = None
 
     @property
     def is_good(self) -> bool:

@@ -11,23 +11,17 @@ from typing import TYPE_CHECKING, Any
 from distrain.data.iterator import Epochs
 from distrain.session import get_context, report
 from distrain.storage.checkpoint import Checkpoint
+from distrain.system.imports import require
 from distrain.system.scratch import temporary_directory
-
-try:
-    import transformers
-except ModuleNotFoundError as error:
-    if error.name != "transformers":
-        raise
-    raise ModuleNotFoundError(
-        "distrain.huggingface.transformers needs transformers, which is not installed: "
-        "pip install 'distrain[transformers]'",
-        name="transformers",
-    ) from None
 
 if TYPE_CHECKING:
     from typing import TypeVar
 
+    import transformers
+
     Trainer = TypeVar("Trainer", bound=transformers.Trainer)
+else:
+    transformers = require("transformers")
 
 __all__ = ["RayTrainReportCallback", "TrainReportCallback", "prepare_trainer"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,12 +26,6 @@ EVIDENCE_SUFFIXES = {
 }  # fmt: skip
 """The kinds of evidence of a rank, and how the names of their files end."""
 STATUSES = ("running", "finished", "failed", "stopped")
-
-
-def status_in(manifest: dict[str, Any]) -> Any:
-    """Return the status in a run.json. Stopped runs of older versions have another word."""
-    status = manifest.get("status")
-    return "stopped" if status == "aborted" else status
 
 
 def numbered(name: str) -> Iterator[str]:

@@ -268,7 +268,7 @@ def _check_manifest(manifest: Any) -> None:
     """Raise ValueError, KeyError or TypeError if a field that readers of the run manifest need is wrong."""
     if not isinstance(manifest, dict):
         raise TypeError(f"it holds a {type(manifest).__name__}")
-    if names.status_in(manifest) not in names.STATUSES:
+    if manifest.get("status") not in names.STATUSES:
         raise ValueError(f"its status is {manifest.get('status')!r:.40}")
     for attempt in manifest.get("attempts", []):
         int(attempt["attempt"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distrain.system.text import flatten as flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
 
 LOWEST_IS_BEST = re.compile(
     "loss|error|perplexity|cross_?entropy|seconds|latency"
@@ -58,18 +60,9 @@ def score(metrics: Mapping[str, Any], attribute: str, order: str) -> float:
     return number if order == "max" else -number
 
 
-def look_up(metrics: Any, attribute: str) -> Any:
-    """Return ``metrics["a/b"]``, or else ``metrics["a"]["b"]``, or None for the attribute ``"a/b"``."""
-    if not isinstance(metrics, Mapping):
-        return None
-    if attribute in metrics:
-        return metrics[attribute]
-    parts = attribute.split("/")
-    for end in range(1, len(parts)):
-        found = look_up(metrics.get("/".join(parts[:end])), "/".join(parts[end:]))
-        if found is not None:
-            return found
-    return None
+def look_up(metrics: Mapping[str, Any], attribute: str) -> Any:
+    """Return ``metrics["a/b"]`` or ``metrics["a"]["b"]``, or None, for the attribute ``"a/b"``."""
+    return flatten(metrics).get(attribute)
 
 
 def has_metric(metrics: Mapping[str, Any], attribute: str) -> bool:

@@ -198,5 +198,4 @@ def test_without_lightning_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None; import distrain.lightning"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "ModuleNotFoundError: distrain.lightning needs PyTorch Lightning" in done.stderr
-    assert "pip install 'distrain[lightning]'" in done.stderr
+    assert "install it with: pip install 'distrain[lightning]'" in done.stderr

@@ -110,8 +110,7 @@ def test_without_transformers_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['transformers'] = None; import distrain.huggingface.transformers"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "ModuleNotFoundError: distrain.huggingface.transformers needs transformers" in done.stderr
-    assert "pip install 'distrain[transformers]'" in done.stderr
+    assert "install it with: pip install 'distrain[transformers]'" in done.stderr
 
 
 @of_libraries

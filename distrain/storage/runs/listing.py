@@ -272,7 +272,7 @@ def _without_notes(folder: str | Path | RemotePath) -> Run:
             return Run(name, path, DAMAGED, f"{names.MANIFEST} is damaged: {error}")
         if not isinstance(manifest, dict) or not {"status", "run_id", "attempts"} <= manifest.keys():
             return Run(name, path, FOREIGN, f"{names.MANIFEST} is another program's")
-        status = names.status_in(manifest)
+        status = manifest["status"]
         if status not in names.STATUSES:
             return Run(name, path, DAMAGED, f"{names.MANIFEST} has the status {status!r:.40}")
         manifest["attempts"] = _attempts_in(manifest)
