@@ -56,6 +56,16 @@ _LONGEST_NAME = 200
 """Bytes in the name of a checkpoint. File systems take 255, and deleted and damaged checkpoints get longer names."""
 
 
+class _InRoot:
+    """A file or directory that is directly in the run directory."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: RunPaths, _: object) -> Path:
+        return paths.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RunPaths:
     """The path of every file of a run. log_dir: has the logs, in a directory named like the run; None for its own."""
@@ -63,33 +73,17 @@ class RunPaths:
     root: Path
     log_dir: Path | None = None
 
-    @property
-    def manifest(self) -> Path:
-        return self.root / names.MANIFEST
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / names.METRICS
-
-    @property
-    def events(self) -> Path:
-        return self.root / names.EVENTS
-
-    @property
-    def error_text(self) -> Path:
-        return self.root / names.ERROR_TEXT
-
-    @property
-    def error_pickle(self) -> Path:
-        return self.root / "error.pkl"
-
-    @property
-    def return_value(self) -> Path:
-        return self.root / "return_value.pkl"
-
-    @property
-    def page(self) -> Path:
-        return self.root / "page.html"
+    manifest = _InRoot(names.MANIFEST)
+    metrics = _InRoot(names.METRICS)
+    events = _InRoot(names.EVENTS)
+    error_text = _InRoot(names.ERROR_TEXT)
+    error_pickle = _InRoot("error.pkl")
+    return_value = _InRoot("return_value.pkl")
+    page = _InRoot("page.html")
+    lock = _InRoot(names.LOCK)
+    requests = _InRoot(names.REQUESTS)
+    reserve = _InRoot(".reserve")
+    staging = _InRoot(".staging")
 
     def end_files(self) -> tuple[Path, ...]:
         """Return the files that a run writes at its end."""
@@ -106,24 +100,8 @@ class RunPaths:
         size = len(os.fsencode(name))
         return f"must not be longer than {_LONGEST_NAME} bytes, got {size}" if size > _LONGEST_NAME else None
 
-    @property
-    def lock(self) -> Path:
-        return self.root / names.LOCK
-
-    @property
-    def requests(self) -> Path:
-        return self.root / names.REQUESTS
-
     def answer(self, token: str) -> Path:
         return self.root / names.EVIDENCE / f"answer_{token}.txt"
-
-    @property
-    def reserve(self) -> Path:
-        return self.root / ".reserve"
-
-    @property
-    def staging(self) -> Path:
-        return self.root / ".staging"
 
     @property
     def logs(self) -> Path:
