@@ -6,7 +6,8 @@ import copy
 import gc
 import pickle
 import weakref
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from distrain.errors import CheckpointError
 from distrain.storage.checkpoint import DICT_FILE, Checkpoint
@@ -135,28 +137,20 @@ def _portable_value(value: Any) -> Any:
     return value
 
 
-def _tensors(value: Any) -> Iterator[Any]:
-    """Yield the tensors in models, dicts and lists."""
-    if isinstance(value, nn.Module):
-        yield from value.parameters()
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, torch.Tensor):
-        yield value
-
-
 def _check_whole(value: Any) -> None:
-    if any(hasattr(tensor, "device_mesh") for tensor in _tensors(value)):  # DTensors
+    if is_sharded(value):
         raise ValueError(
             "the model is sharded (FSDP), and this rank has only its part of it. On every rank call "
             "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options=StateDictOptions("
             "full_state_dict=True, cpu_offload=True)), or get_state_dict() with the optimizer, and save the result of "
             "rank 0"
         )
+
+
+def is_sharded(value: Any) -> bool:
+    """Return whether there are DTensors in models, dicts and lists."""
+    leaves = chain.from_iterable(x.parameters() if isinstance(x, nn.Module) else [x] for x in tree_leaves(value))
+    return any(isinstance(leaf, torch.Tensor) and hasattr(leaf, "device_mesh") for leaf in leaves)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -169,8 +169,7 @@ def gather_for_metrics(values: T) -> T:
         distrain.report({"accuracy": right / rows})
 
     Raises ValueError outside of a loop over a prepared loader, for values that are not tensors with a row for each of
-    the batch, for rows of different shapes or types, and with ``in_order=False``, where it is not known which rows are
-    repeated.
+    the batch, for rows of different shapes, and with ``in_order=False``, where it is not known which rows are repeated.
     """
     session = session_of("torch.gather_for_metrics")
     leaves: list[Any] = []
@@ -179,23 +178,16 @@ def gather_for_metrics(values: T) -> T:
     if session.context.world_size == 1:
         return values
     everyone: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(everyone, (places, tuple((leaf.dtype, leaf.shape[1:]) for leaf in leaves)))
-    if len(kinds := {of_rank for _, of_rank in everyone}) > 1:
-        raise ValueError(f"gather_for_metrics(): ranks have rows of different types or shapes, {kinds}; pad them")
-    longest = max(len(of_rank) for of_rank, _ in everyone)
-    found = [(place, rank * longest + i) for rank, (own, _) in enumerate(everyone) for i, place in enumerate(own)]
-    index = torch.tensor([number for place, number in sorted(found) if place >= 0], dtype=torch.long)
-
-    def gathered(leaf: torch.Tensor) -> torch.Tensor:
-        padded = leaf.new_zeros((longest, *leaf.shape[1:]), device=get_device())
-        padded[: len(leaf)] = leaf.detach()
-        own = padded.flatten().view(torch.uint8)  # gloo cannot gather every type
-        parts = [torch.empty_like(own) for _ in everyone]
-        distributed.all_gather(parts, own)
-        rows = torch.cat(parts).view(leaf.dtype).view(len(parts) * longest, *leaf.shape[1:])
-        return rows[index.to(rows.device)].to(leaf.device)
-
-    return map_leaves(values, gathered)  # type: ignore[no-any-return]
+    own = [leaf.detach().cpu().clone() for leaf in leaves]  # a view would take all of its tensor along
+    distributed.all_gather_object(everyone, (places, own))
+    found = sorted((place, row) for row, place in enumerate(place for of_rank, _ in everyone for place in of_rank))
+    index = torch.tensor([row for place, row in found if place >= 0], dtype=torch.long)
+    try:
+        joined = [torch.cat(parts)[index] for parts in zip(*(of_rank for _, of_rank in everyone), strict=True)]
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"gather_for_metrics(): ranks have rows of different shapes, pad them: {error}") from error
+    rest = iter(joined)
+    return map_leaves(values, lambda leaf: next(rest).to(leaf.device))  # type: ignore[no-any-return]
 
 
 def _places(session: Session, leaves: list[Any]) -> list[int]:

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from distrain.api.current import session_of
 from distrain.errors import CheckpointError
 from distrain.storage.checkpoint import Checkpoint
-from distrain.torch.checkpoint import unwrapped
+from distrain.torch.checkpoint import is_sharded, unwrapped
 
 _STATES, _WORLD_SIZE = "distrain.states", "distrain.world_size"
 
@@ -38,7 +38,7 @@ def snapshot(*objects: Any, per_rank: bool = False, **values: Any) -> Checkpoint
     """
     context = session_of("torch.snapshot").context
     states = [_plain(each).state_dict() for each in objects]
-    if not per_rank and any(hasattr(leaf, "device_mesh") for leaf in tree_leaves(states)):  # a DTensor
+    if not per_rank and is_sharded(states):
         raise ValueError("snapshot(): each rank has a part of this state (FSDP); use per_rank=True")
     data = {_STATES: states, _WORLD_SIZE: context.world_size if per_rank else None, **values}
     is_kept = per_rank or context.world_rank == 0

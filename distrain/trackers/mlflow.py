@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from distrain.api.tracker import Tracker
 from distrain.storage.retention import flatten
 from distrain.system.imports import require
-from distrain.system.log import warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,8 +19,9 @@ if TYPE_CHECKING:
 
 _MOST_METRICS, _MOST_PARAMS = 1000, 100
 """MLflow takes no more of them at once."""
-_LONGEST_PARAM = 6000
-_BAD_CHARACTER = re.compile(r"[^\w\-. /:]")
+_LONGEST_PARAM, _LONGEST_NAME = 6000, 200
+_BAD_PLACE = re.compile(r"[^\w\-. /]|(?<![^/])[./]|/$|^$")
+"""What MLflow does not allow in names, which it takes for relative paths: such characters, and parts like ``..``."""
 _ID = "distrain.id"
 _STATUSES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
@@ -49,11 +49,9 @@ class Mlflow(Tracker):
     def start(self, run: TrackedRun) -> None:
         self._metric = require("mlflow.entities").Metric
         self._client = require("mlflow").MlflowClient(tracking_uri=self.tracking_uri)
-        self._refusal = require("mlflow.exceptions").MlflowException
         self._pending: list[Any] = []
         self._names: dict[str, str] = {}
         """What each name was that MLflow knows."""
-        self._refused: set[str] = set()
         if "run_id" not in run.state:
             run.state["run_id"] = self._create(run)
         self._run_id = run.state["run_id"]
@@ -86,28 +84,13 @@ class Mlflow(Tracker):
         self._pending = []
 
     def _send(self, kind: str, items: list[Any], most: int) -> None:
-        """Send params or metrics, so many at once. Of those that MLflow refuses, each is tried alone, and named."""
-        items = [item for item in items if item.key not in self._refused]
+        """Send params or metrics, so many at once."""
         for first in range(0, len(items), most):
-            some = items[first : first + most]
-            try:
-                self._client.log_batch(self._run_id, **{kind: some})
-            except self._refusal as error:
-                if error.error_code != "INVALID_PARAMETER_VALUE":
-                    raise
-                if len(some) == 1:
-                    self._refuse(some[0].key, str(error))
-                else:
-                    for item in some:
-                        self._send(kind, [item], 1)
-
-    def _refuse(self, name: str, why: str) -> None:
-        self._refused.add(name)
-        warn(f"MLflow does not get {self._names.get(name, name)!r:.80}, but all else: {' '.join(why.split()):.200}")
+            self._client.log_batch(self._run_id, **{kind: items[first : first + most]})
 
     def _clean(self, name: str) -> str:
-        """Return a name with ``_`` for the characters that MLflow does not allow, and more if that is taken."""
-        cleaned = _BAD_CHARACTER.sub("_", name)
+        """Return a name with ``_`` for what MLflow does not allow, cut if it is long, and with more if that is taken."""
+        cleaned = _BAD_PLACE.sub("_", name)[:_LONGEST_NAME]
         while self._names.setdefault(cleaned, name) != name:
             cleaned += "_"
         return cleaned
