@@ -40,13 +40,11 @@ def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> P
             say(f"prepare_data_loader: {name} begins an epoch, because a loader of its kind has no position")
         progress = Progress(name, session)
         progress.repeats_rows = isinstance(sampler, ResumableSampler)
-        session.loaders.append(progress)
-        return progress
-    if start:
-        progress.resume(start)
-    if resume:
-        session.positions[name] = progress.position
     session.loaders.append(progress)
+    if start and progress.has_position:
+        progress.resume(start)
+    if resume and progress.has_position:
+        session.positions[name] = progress.position
     return progress
 
 

@@ -137,14 +137,14 @@ class TargetWork(Work):
     def _load(self) -> Callable[..., Any]:
         home, _, name = self.target.rpartition(":")
         sys.argv = [home, *self.argv]
-        early_variables.watch()
+        show_torch = early_variables.watch()
         if home.endswith(".py"):
             sys.argv[0] = _existing(home, self.launched_in)
             module = _import_file(Path(sys.argv[0]))
         else:
             sys.argv[0] = getattr(importlib.util.find_spec(home), "origin", None) or home
             module = importlib.import_module(home)
-        early_variables.end_watch()
+        show_torch()
         function = getattr(module, name, None)
         if not callable(function):
             raise JobError(f"{self.target}: {home} has no function {name!r}{did_you_mean(name, vars(module))}")
