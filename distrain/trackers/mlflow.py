@@ -89,7 +89,7 @@ class Mlflow(Tracker):
             self._client.log_batch(self._run_id, **{kind: items[first : first + most]})
 
     def _clean(self, name: str) -> str:
-        """Return a name with ``_`` for what MLflow does not allow, cut if it is long, and with more if that is taken."""
+        """Return a name with ``_`` for what MLflow does not allow, cut if it is long, or longer if that is taken."""
         cleaned = _BAD_PLACE.sub("_", name)[:_LONGEST_NAME]
         while self._names.setdefault(cleaned, name) != name:
             cleaned += "_"

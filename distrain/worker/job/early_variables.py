@@ -81,7 +81,7 @@ class _Hidden:
         changed = sorted({name for name, _ in self._before.items() ^ _variables().items()})
         if changed and self._says:
             warn(
-                f"torch may not notice the value of {', '.join(changed)}, which your code sets before it imports torch: "
+                f"torch may not notice the value of {', '.join(changed)}, which your code sets before importing torch: "
                 "workers are forked from a process that has imported it already. Set it where you start the run, or "
                 "with --env; scripts may use --start-method spawn instead"
             )

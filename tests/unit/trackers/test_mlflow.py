@@ -8,13 +8,13 @@ import sys
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from distrain.api.tracker import Report, TrackedRun
 from distrain.trackers import Mlflow
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 class Client:
