@@ -35,7 +35,7 @@ BELOW = {
     ),
     "ray.data.collate_fn": "pass a function as collate_fn=: it gets a dict of numpy arrays",
     "ray.data.datasource": "add the columns in map_batches(); read_images(include_paths=True) has the path of each row",
-    "ray.data.aggregate": "use groupby() and mean(), sum() and the like, or to_pandas() and pandas' groupby()",
+    "ray.data.aggregate": "use mean(), sum() and the like, or to_pandas() and pandas' groupby()",
     "ray.data.expressions": "write filter(expr=\"x > 0 and y in ['a', 'b']\"), and map_batches() for new columns",
     "ray.data.preprocessor": _PREPROCESSORS,
     "ray.data.preprocessors": _PREPROCESSORS,

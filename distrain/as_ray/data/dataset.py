@@ -300,7 +300,7 @@ class Dataset(PlainDataset):
     def groupby(self, key: str | list[str], **options: Any) -> GroupedData:
         """Group the rows by the values of columns."""
         check_options("groupby", options)
-        return GroupedData(self._frame_with("groupby", key), key, self.in_memory)
+        return GroupedData(self._frame_with("groupby", key).groupby(names_of(key), dropna=False))
 
     def unique(self, column: str, **options: Any) -> list[Any]:
         """Return the values of a column, each once."""
@@ -337,31 +337,18 @@ class Dataset(PlainDataset):
 class GroupedData:
     """Rows in groups of pandas, in memory; ``Dataset.groupby()`` returns it."""
 
-    def __init__(self, frame: Any, key: str | list[str], make: Callable[[Any], Any]) -> None:
-        """``make``: returns the dataset of a block."""
-        self._make = make
-        self._groups = frame.groupby(names_of(key), dropna=False)
+    def __init__(self, groups: Any) -> None:
+        self._groups = groups
 
     def __getattr__(self, name: str) -> Any:
-        if name in _AGGREGATES:
-            return partial(self._aggregated, name)
         raise AttributeError(f"GroupedData has no {name}() in distrain: use map_groups(), or to_pandas().groupby()")
 
-    def _aggregated(self, how: str, on: str | list[str] | None = None, **options: Any) -> Any:
-        groups = self._groups if on is None else self._groups[names_of(on)]
-        found = getattr(groups, how)(**options)
-        return self._make(found.rename(columns=lambda name: f"{how}({name})").reset_index())
-
-    def count(self) -> Any:
-        """Return the number of rows of each group."""
-        return self._make(self._groups.size().reset_index(name="count()"))
-
-    def map_groups(self, fn: Callable[..., Any], *, batch_format: str | None = "default", **options: Any) -> Any:
+    def map_groups(self, fn: Callable[..., Any], *, batch_format: str | None = "default", **options: Any) -> Dataset:
         """Return the rows that a function makes of each group."""
         function = for_rows("map_groups", fn, options)
         to_format = formatter(batch_format)
         groups = (to_format(as_block(frame, "groupby()")) for _, frame in self._groups)
-        return self._make(joined([to_columns(as_block(function(group), "map_groups()")) for group in groups]))
+        return Dataset.in_memory(joined([to_columns(as_block(function(group), "map_groups()")) for group in groups]))
 
 
 def _check_columns(function: str, wanted: Iterable[str], found: Iterable[str]) -> None:
