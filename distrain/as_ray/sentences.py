@@ -63,6 +63,7 @@ NAMES = {
     "Stopper": MISSING["stop"],
     "SaveMode": "files are added to a directory: delete it before if they should replace others",
     "as_completed": "call ray.get() with the list of references: all tasks have ended",
+    "get_actor": "actors have no names: pass the handle to those who call it; workers can use ray.train.collective",
     "get_gpu_ids": "CUDA_VISIBLE_DEVICES is as you have set it; a worker's own GPU is ray.train.torch.get_device()",
     "method": "leave it out: the result of an actor's method is one reference, of a tuple if it returns several values",
     "placement_group": _PLACEMENT,

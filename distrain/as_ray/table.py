@@ -20,7 +20,7 @@ _NEVER_RAISED = """
 _CORE: dict[str, Home] = {
     "ray": {
         "distrain.as_ray.constants": "__version__ __distrain__",
-        "distrain.as_ray.core.actors": "get_actor kill remote",
+        "distrain.as_ray.core.actors": "kill remote",
         "distrain.as_ray.core.cluster": """
             available_resources=cluster_resources cluster_resources get_runtime_context=RuntimeContext init
             is_initialized nodes shutdown""",
