@@ -69,6 +69,7 @@ NAMES = {
     "placement_group": _PLACEMENT,
     "register_trainable": "give the function itself to the Tuner",
     "run": _TUNER,
+    **dict.fromkeys(("qlograndint", "qloguniform", "qrandn"), "use the name without q, and round in the function"),
     "Backend": "derive from BackendConfig, whose setup() and teardown() are called in each worker",
     "BaseTrainer": "derive from DataParallelTrainer, or give it a train_func",
     "DatasetConfig": "use DataConfig",

@@ -7,8 +7,7 @@ from typing import TypeAlias
 Home: TypeAlias = "str | dict[str, str]"
 
 _SPACE = """
-    choice grid_search lograndint loguniform qlograndint qloguniform qrandint qrandn quniform randint randn sample_from
-    uniform
+    choice grid_search lograndint loguniform qrandint quniform randint randn sample_from uniform
 """
 _NEVER_RAISED = """
     ActorAlreadyExistsError ActorUnavailableError GetTimeoutError LocalRayletDiedError NodeDiedError
