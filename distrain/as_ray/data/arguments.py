@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 WITHOUT_EFFECT = frozenset(
     {
-        "compute", "concurrency", "locality_hints", "max_retries", "memory", "num_blocks", "num_cpus", "num_gpus",
-        "override_num_blocks", "parallelism", "ray_remote_args", "ray_remote_args_fn", "resources", "runtime_env",
-        "zero_copy_batch",
+        "compute", "concurrency", "lines", "locality_hints", "max_retries", "memory", "num_blocks", "num_cpus",
+        "num_gpus", "override_num_blocks", "parallelism", "ray_remote_args", "ray_remote_args_fn", "resources",
+        "runtime_env", "zero_copy_batch",
     }
 )  # fmt: skip
 """Arguments of Ray that say where and in how many pieces it works. Here, each worker reads its own rows."""

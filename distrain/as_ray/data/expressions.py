@@ -19,7 +19,9 @@ _ADVICE = "write comparisons of columns as in \"x > 1 and y in ['a', 'b']\", or 
 
 
 def kept_by(condition: Any) -> Callable[[Block], Block]:
-    """Return a function that keeps the rows of a block for which a condition is true. Missing values meet no comparison.
+    """Return a function that keeps the rows of a block for which a condition is true.
+
+    Missing values meet no comparison.
 
     condition: an expression of ``pyarrow.compute``; or text for ``DataFrame.eval()`` of pandas, such as
         ``"x > 1 and (`a name`.notna() or z not in [2, 3])"``. Raises ValueError for others.
