@@ -101,9 +101,7 @@ IGNORED = {
 """Arguments of Ray without effect here, and what distrain does instead."""
 
 _DEFAULTS = {
-    "enable_shard_locality": True,
     "init_method": "env",
-    "max_preemption_failures": -1,
     "placement_strategy": "PACK",
 }
 """Defaults of Ray that are truthy. They cause no warning."""

@@ -55,20 +55,14 @@ def setup_wandb(config: dict[str, Any] | None = None, *, rank_zero_only: bool = 
     return wandb.init(config=config, **{"resume": "allow", **names, **options})
 
 
-def setup_mlflow(
-    config: dict[str, Any] | None = None,
-    tracking_uri: str | None = None,
-    *,
-    rank_zero_only: bool = True,
-    **options: Any,
-) -> Any:
+def setup_mlflow(config: dict[str, Any] | None = None, *, rank_zero_only: bool = True, **options: Any) -> Any:
     """Start an MLflow run on rank 0, and return the module mlflow; other ranks get one that logs nothing."""
     mlflow, context = require("mlflow"), get_context()
     if rank_zero_only and context.get_world_rank() != 0:
         return MagicMock()
     _set_mlflow_token(options.pop("tracking_token", None))
-    if tracking_uri:
-        mlflow.set_tracking_uri(tracking_uri)
+    if uri := options.pop("tracking_uri", None):
+        mlflow.set_tracking_uri(uri)
     name = options.pop("experiment_name", None) or context.get_experiment_name()
     if "experiment_id" not in options:
         mlflow.set_experiment(name)

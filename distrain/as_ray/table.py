@@ -27,13 +27,13 @@ _CORE: dict[str, Home] = {
     "ray.cloudpickle": "cloudpickle",
     "ray.exceptions": {
         "distrain.as_ray.core.exceptions": " ".join(
-            ["ActorDiedError RayActorError RayError RayTaskError"]
+            ["ActorDiedError RayActorError=ActorDiedError RayError RayTaskError"]
             + [f"{name}=NeverRaisedError" for name in _NEVER_RAISED.split()]
         )
     },
     "ray.remote_function": {"distrain.as_ray.core.tasks": "RemoteFunction"},
     "ray.runtime_context": {"distrain.as_ray.core.cluster": "RuntimeContext get_runtime_context=RuntimeContext"},
-    "ray.runtime_env": {"distrain.as_ray.core.cluster": "RuntimeEnv"},
+    "ray.runtime_env": {"builtins": "RuntimeEnv=dict"},
     "ray.util": {"distrain.hosts.network": "get_node_ip_address=own_address"},
 }
 _DATA: dict[str, Home] = {
@@ -109,7 +109,6 @@ _TUNE: dict[str, Home] = {
     },
     "ray.tune.schedulers": {"distrain.as_ray.tune.tuner": "FIFOScheduler"},
     "ray.tune.search": {"distrain.as_ray.tune.tuner": "BasicVariantGenerator"},
-    "ray.tune.search.sample": {"distrain.as_ray.tune.search_space": f"Domain {_SPACE}"},
 }
 _NAMED: dict[str, Home] = {**_CORE, **_DATA, **_TRAIN, **_TUNE}
 

@@ -9,19 +9,20 @@ from __future__ import annotations
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, cast
+from uuid import uuid4
 
 from distrain.as_ray.data.arguments import (
+    WITHOUT_EFFECT,
     all_batches,
     check_options,
     constructed,
     for_rows,
     instead_of,
+    kept_by,
     names_of,
     plain,
     plain_value,
 )
-from distrain.as_ray.data.expressions import kept_by
-from distrain.as_ray.data.writing import write_files
 from distrain.data.blocks import (
     as_block,
     column_of,
@@ -39,6 +40,7 @@ from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
 from distrain.data.sources import MemorySource, TableSource
 from distrain.errors import DataError
+from distrain.system.imports import find_filesystem, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -327,11 +329,29 @@ class Dataset(PlainDataset):
 
     def write_parquet(self, path: str, **options: Any) -> None:
         """Write a Parquet file into a directory. ``options``: of ``pyarrow.parquet.write_table()``."""
-        write_files(self.read(), path, "parquet", options)
+        self._write(path, "parquet", require("pyarrow.parquet").write_table, options)
 
     def write_csv(self, path: str, **options: Any) -> None:
         """Write a CSV file into a directory. ``options``: of ``pyarrow.csv.write_csv()``."""
-        write_files(self.read(), path, "csv", options)
+        self._write(path, "csv", require("pyarrow.csv").write_csv, options)
+
+    def _write(self, path: str, ending: str, write: Callable[..., None], options: Mapping[str, Any]) -> None:
+        """Write a file beside those in a directory. Raises DataError if the format cannot hold a column."""
+        if options.get("mode"):
+            raise TypeError(f"write_{ending}(mode=...) is not supported: delete {path} before if it should be replaced")
+        options = {name: value for name, value in options.items() if name not in {*WITHOUT_EFFECT, "mode"}}
+        rows, buffer = self.read(), require("pyarrow").BufferOutputStream()
+        try:
+            write(to_table(rows), buffer, **options)
+        except (NotImplementedError, ValueError) as error:
+            raise DataError(
+                f"the rows cannot be written as {ending}: {error}; leave columns out with drop_columns(), or convert "
+                "them with map_batches()"
+            ) from error
+        filesystem, place = find_filesystem(path)
+        filesystem.makedirs(place, exist_ok=True)
+        with filesystem.open(f"{place.rstrip('/')}/{uuid4().hex}_000000.{ending}", "wb") as file:
+            file.write(buffer.getvalue())
 
 
 class GroupedData:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distrain.system.imports import require
@@ -20,6 +21,7 @@ Path = tuple[Any, ...]
 _GRID = "grid_search"
 
 
+@dataclass(frozen=True, repr=False)
 class Domain:
     """Values from which one is drawn.
 
@@ -28,19 +30,18 @@ class Domain:
     comes_last: it is drawn after all others, because it may use their values.
     """
 
-    def __init__(self, text: str, draw: Callable[[Any, Any], Any], *, comes_last: bool = False) -> None:
-        self._text = text
-        self._draw = draw
-        self.comes_last = comes_last
+    text: str
+    draw: Callable[[Any, Any], Any]
+    comes_last: bool = False
 
     def sample(self, config: Any = None, size: int = 1, random_state: Any = None) -> Any:
         """Return one value, or a list of several."""
         generator = generator_of(random_state)
-        values = [self._draw(generator, config) for _ in range(size)]
+        values = [self.draw(generator, config) for _ in range(size)]
         return values[0] if size == 1 else values
 
     def __repr__(self) -> str:
-        return self._text
+        return self.text
 
 
 def generator_of(seed: Any) -> Any:
