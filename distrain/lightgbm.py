@@ -69,10 +69,7 @@ class RayTrainReportCallback:
 
     def __call__(self, env: Any) -> None:
         """Report a round of LightGBM."""
-        found: dict[str, Any] = {}
-        for rows, name, value, _, *deviation in env.evaluation_result_list or ():
-            found[f"{rows}-{name}-mean" if deviation else f"{rows}-{name}"] = value
-            found |= {f"{rows}-{name}-stdv": each for each in deviation}
+        found = {f"{rows}-{name}": value for rows, name, value, *_ in env.evaluation_result_list or ()}
         is_last = self.checkpoint_at_end and env.iteration + 1 == env.end_iteration
         self._report(found, env.model, stores=is_last or self._is_due(env.iteration + 1))
 

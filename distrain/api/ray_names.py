@@ -102,11 +102,7 @@ IGNORED = {
 """Arguments of Ray without effect here, and what distrain does instead."""
 
 _DEFAULTS = {
-    "controller_failure_limit": -1,
-    "elastic_resize_monitor_interval_s": 60.0,
-    "enable_shard_locality": True,
     "init_method": "env",
-    "max_preemption_failures": -1,
     "placement_strategy": "PACK",
 }
 """Defaults of Ray that are truthy. They cause no warning."""

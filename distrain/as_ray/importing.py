@@ -91,9 +91,9 @@ class StandIn(ModuleType):
         return sorted(name for name in homes_of(self.__name__) if not name.startswith("_"))
 
     def __dir__(self) -> list[str]:
-        prefix = f"{self.__name__}."
-        below = {name[len(prefix) :] for name in module_names() if name.startswith(prefix)}
-        return sorted({*vars(self), *homes_of(self.__name__), *(name for name in below if "." not in name)})
+        modules = (name.rpartition(".") for name in module_names())
+        below = {name for above, _, name in modules if above == self.__name__}
+        return sorted({*vars(self), *homes_of(self.__name__), *below})
 
 
 def _value(module: str, name: str) -> Any:

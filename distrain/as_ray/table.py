@@ -7,20 +7,17 @@ from typing import TypeAlias
 Home: TypeAlias = "str | dict[str, str]"
 
 _SPACE = """
-    choice grid_search lograndint loguniform qlograndint qloguniform qrandint qrandn quniform randint randn sample_from
-    uniform
+    choice grid_search lograndint loguniform qrandint quniform randint randn sample_from uniform
 """
 _NEVER_RAISED = """
-    ActorAlreadyExistsError ActorUnavailableError GetTimeoutError LocalRayletDiedError NodeDiedError
-    ObjectFetchTimedOutError ObjectFreedError ObjectLostError ObjectReconstructionFailedError ObjectStoreFullError
-    OutOfDiskError OutOfMemoryError OwnerDiedError PendingCallsLimitExceeded RayChannelError RaySystemError RpcError
-    RuntimeEnvSetupError TaskCancelledError TaskUnschedulableError WorkerCrashedError
+    ActorUnavailableError GetTimeoutError NodeDiedError ObjectLostError ObjectStoreFullError OutOfMemoryError
+    OwnerDiedError RaySystemError RuntimeEnvSetupError TaskCancelledError WorkerCrashedError
 """
 
 _CORE: dict[str, Home] = {
     "ray": {
         "distrain.as_ray.constants": "__version__ __distrain__",
-        "distrain.as_ray.core.actors": "get_actor kill remote",
+        "distrain.as_ray.core.actors": "kill remote",
         "distrain.as_ray.core.cluster": """
             available_resources=cluster_resources cluster_resources get_runtime_context=RuntimeContext init
             is_initialized nodes shutdown""",
@@ -30,13 +27,13 @@ _CORE: dict[str, Home] = {
     "ray.cloudpickle": "cloudpickle",
     "ray.exceptions": {
         "distrain.as_ray.core.exceptions": " ".join(
-            ["ActorDiedError RayActorError RayError RayTaskError"]
+            ["ActorDiedError RayActorError=ActorDiedError RayError RayTaskError"]
             + [f"{name}=NeverRaisedError" for name in _NEVER_RAISED.split()]
         )
     },
     "ray.remote_function": {"distrain.as_ray.core.tasks": "RemoteFunction"},
     "ray.runtime_context": {"distrain.as_ray.core.cluster": "RuntimeContext get_runtime_context=RuntimeContext"},
-    "ray.runtime_env": {"distrain.as_ray.core.cluster": "RuntimeEnv"},
+    "ray.runtime_env": {"builtins": "RuntimeEnv=dict"},
     "ray.util": {"distrain.hosts.network": "get_node_ip_address=own_address"},
 }
 _DATA: dict[str, Home] = {
@@ -112,7 +109,6 @@ _TUNE: dict[str, Home] = {
     },
     "ray.tune.schedulers": {"distrain.as_ray.tune.tuner": "FIFOScheduler"},
     "ray.tune.search": {"distrain.as_ray.tune.tuner": "BasicVariantGenerator"},
-    "ray.tune.search.sample": {"distrain.as_ray.tune.search_space": f"Domain {_SPACE}"},
 }
 _NAMED: dict[str, Home] = {**_CORE, **_DATA, **_TRAIN, **_TUNE}
 
@@ -127,19 +123,15 @@ _ALIKE = {
         ray.train.v2.api.reported_checkpoint ray.train.v2.api.result ray.train.v2.api.train_fn_utils
         ray.train.v2.api.validation_config""",
     "ray.train.huggingface.transformers": "ray.train.huggingface.transformers._transformers_utils",
-    "ray.train.lightgbm": "ray.train.v2.lightgbm.lightgbm_trainer",
     "ray.train.lightning": "ray.train.lightning._lightning_utils",
     "ray.train.session": "ray.air.session ray.train._internal.session",
     "ray.train.tensorflow": """
         ray.train.tensorflow.config ray.train.tensorflow.tensorflow_checkpoint
-        ray.train.tensorflow.tensorflow_trainer ray.train.tensorflow.train_loop_utils
-        ray.train.v2.tensorflow.tensorflow_trainer""",
+        ray.train.tensorflow.tensorflow_trainer ray.train.tensorflow.train_loop_utils""",
     "ray.train.tensorflow.keras": "ray.air.integrations.keras",
     "ray.train.torch": """
         ray.train.torch.config ray.train.torch.torch_checkpoint ray.train.torch.torch_trainer
-        ray.train.torch.train_loop_utils ray.train.v2.torch.torch_trainer ray.train.v2.torch.train_loop_utils""",
-    "ray.train.v2.jax": "ray.train.v2.jax.config ray.train.v2.jax.jax_trainer",
-    "ray.train.xgboost": "ray.train.v2.xgboost.config ray.train.v2.xgboost.xgboost_trainer",
+        ray.train.torch.train_loop_utils""",
     "ray.tune": "ray.tune.result_grid ray.tune.trainable ray.tune.tune_config ray.tune.tuner",
     "ray.tune.logger": """
         ray.air.integrations.mlflow ray.air.integrations.wandb ray.tune.logger.mlflow ray.tune.logger.wandb""",

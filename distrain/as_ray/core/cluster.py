@@ -57,10 +57,6 @@ def set_variables(variables: Mapping[str, str]) -> None:
         os.environ["DISTRAIN_ENV"] = ",".join(filter(None, (before, *variables)))
 
 
-class RuntimeEnv(dict[str, Any]):
-    """``ray.runtime_env.RuntimeEnv``: its arguments as a dict."""
-
-
 def shutdown(**options: object) -> None:
     """Let all actors die."""
     global _is_initialized

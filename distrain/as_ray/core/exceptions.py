@@ -44,11 +44,7 @@ def _of_both_classes(name: str, text: str, cause: BaseException) -> RayTaskError
     return error
 
 
-class RayActorError(RayError):
-    """An actor has died."""
-
-
-class ActorDiedError(RayActorError):
+class ActorDiedError(RayError):
     """An actor was killed."""
 
 

@@ -18,6 +18,8 @@ from distrain.system.pickling import pickled
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from typing_extensions import Self
+
 _WITHOUT_EFFECT = ("placement_group", "resources", "retry_exceptions", "runtime_env")
 """Options of tasks and actors on which a result may depend in Ray."""
 
@@ -40,10 +42,7 @@ class ObjectRef:
 
 def put(value: Any, **options: object) -> ObjectRef:
     """Return a reference to a copy of the value. Raises TypeError for one that cannot be pickled."""
-    try:
-        return ObjectRef(pickled(value))
-    except Exception as error:
-        raise TypeError(f"ray.put(): {value!r} cannot be pickled: {error}") from error
+    return ObjectRef(packed(f"ray.put(): {value!r}", value))
 
 
 def get(refs: ObjectRef | list[ObjectRef], *, timeout: float | None = None, **options: object) -> Any:
@@ -82,43 +81,12 @@ def cancel(ref: ObjectRef, **options: object) -> None:
 # -- calls -----------------------------------------------------------------------------------------------------------
 
 
-def note_options(options: Mapping[str, Any]) -> None:
-    """Tell the user once of options that cannot be met."""
-    if ignored := [name for name in _WITHOUT_EFFECT if options.get(name)]:
-        warn_once(f"ray.remote({', '.join(ignored)}): no effect because functions and actors run in this process")
-
-
-def call(
-    name: str, function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any], returns: Any = 1
-) -> Any:
-    """Run a task, and return the reference to its result; a list of them for ``num_returns`` other than 1."""
-    blob = packed(name, args, named)
-    count = returns if isinstance(returns, int) else 1
-    refs = [ObjectRef(outcome) for outcome in _outcomes(name, function, blob, count)]
-    return None if not refs else refs[0] if len(refs) == 1 else refs
-
-
-def _outcomes(name: str, function: Callable[..., Any], blob: bytes, count: int) -> Sequence[bytes | RayError]:
-    """Return what each reference to a task gets. The error of an argument is the task's own."""
+def packed(what: str, value: Any) -> bytes:
+    """Return a value as bytes. Raises TypeError if it cannot be pickled."""
     try:
-        args, named = unpacked(blob)
-        value = function(*args, **named)
-        values = [value] if count == 1 else list(value) if count else []
-        if len(values) != count:
-            raise ValueError(f"{name} has returned {len(values)} values, but num_returns is {count}")
-        return [pickled(each) for each in values]
-    except RayError as error:
-        return [error] * count
+        return pickled(value)
     except Exception as error:
-        return [task_error(name, error)] * count
-
-
-def packed(name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> bytes:
-    """Return the arguments of a call as bytes. Raises TypeError for one that cannot be pickled."""
-    try:
-        return pickled((args, dict(named)))
-    except Exception as error:
-        raise TypeError(f"{name}: the arguments cannot be pickled: {error}") from error
+        raise TypeError(f"{what} cannot be pickled: {error}") from error
 
 
 def unpacked(blob: bytes) -> tuple[list[Any], dict[str, Any]]:
@@ -131,7 +99,54 @@ def _value(argument: Any) -> Any:
     return argument.value() if isinstance(argument, ObjectRef) else argument
 
 
-# -- functions -------------------------------------------------------------------------------------------------------
+class Remote:
+    """A function or a class that ``.remote()`` calls.
+
+    name: of it, in error messages; None: its own.
+    """
+
+    def __init__(self, target: Any, options: Mapping[str, Any], name: str | None = None) -> None:
+        if ignored := [option for option in _WITHOUT_EFFECT if options.get(option)]:
+            warn_once(f"ray.remote({', '.join(ignored)}): no effect because functions and actors run in this process")
+        self._target = target
+        self._options = dict(options)
+        self._name: str = name or target.__name__
+
+    def options(self, **options: Any) -> Self:
+        """Return it with other options."""
+        return type(self)(self._target, {**self._options, **options}, self._name)
+
+    def __call__(self, *args: object, **named: object) -> Any:
+        raise TypeError(f"{self._name} is remote: call {self._name}.remote(), not {self._name}()")
+
+
+class RemoteFunction(Remote):
+    """A function that ``.remote()`` runs as a task."""
+
+    def __init__(self, target: Callable[..., Any], options: Mapping[str, Any], name: str | None = None) -> None:
+        super().__init__(target, options, name)
+        check_plain(self._name, target)
+        functools.update_wrapper(self, target)
+
+    def remote(self, *args: Any, **named: Any) -> Any:
+        """Run the task, and return the reference to its result; a list of them for ``num_returns`` other than 1."""
+        blob = packed(f"{self._name}: the arguments", (args, named))
+        refs = [ObjectRef(outcome) for outcome in self._outcomes(blob, self._options.get("num_returns", 1))]
+        return None if not refs else refs[0] if len(refs) == 1 else refs
+
+    def _outcomes(self, blob: bytes, count: int) -> Sequence[bytes | RayError]:
+        """Return what each reference to a task gets. The error of an argument is the task's own."""
+        try:
+            args, named = unpacked(blob)
+            value = self._target(*args, **named)
+            values = [value] if count == 1 else list(value) if count else []
+            if len(values) != count:
+                raise ValueError(f"{self._name} has returned {len(values)} values, but num_returns is {count}")
+            return [pickled(each) for each in values]
+        except RayError as error:
+            return [error] * count
+        except Exception as error:
+            return [task_error(self._name, error)] * count
 
 
 def check_plain(name: str, function: Callable[..., Any]) -> None:
@@ -141,30 +156,3 @@ def check_plain(name: str, function: Callable[..., Any]) -> None:
             f"{name}() is async or yields, but tasks and methods of actors run in this process, one after the other: "
             "make it a plain function that returns a list, or call asyncio.run() in it"
         )
-
-
-class RemoteFunction:
-    """A function that ``.remote()`` runs as a task."""
-
-    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        note_options(options)
-        check_plain(function.__name__, function)
-        functools.update_wrapper(self, function)
-        self._function = function
-        self._options = dict(options)
-
-    def remote(self, *args: Any, **named: Any) -> Any:
-        """Run the function, and return the reference to its result."""
-        return call(self._function.__name__, self._function, args, named, self._options.get("num_returns", 1))
-
-    def options(self, **options: Any) -> RemoteFunction:
-        """Return the function with other options."""
-        return RemoteFunction(self._function, {**self._options, **options})
-
-    def __call__(self, *args: object, **named: object) -> Any:
-        raise TypeError(f"{self._function.__name__}() is a remote function: call {self._function.__name__}.remote()")
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "bind":
-            raise AttributeError("bind() is not available: there are no graphs of tasks, call the functions in turn")
-        raise AttributeError(f"'RemoteFunction' object has no attribute {name!r}")

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distrain.data.blocks import as_block, joined, to_columns
+from distrain.data.blocks import as_block, joined, row_count, to_columns, to_table
 from distrain.data.transforms import Constructed
+from distrain.errors import DataError
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from distrain.data.blocks import Block
+
 WITHOUT_EFFECT = frozenset(
     {
-        "compute", "concurrency", "locality_hints", "max_retries", "memory", "num_blocks", "num_cpus", "num_gpus",
-        "override_num_blocks", "parallelism", "ray_remote_args", "ray_remote_args_fn", "resources", "runtime_env",
-        "zero_copy_batch",
+        "compute", "concurrency", "lines", "locality_hints", "max_retries", "memory", "num_blocks", "num_cpus",
+        "num_gpus", "override_num_blocks", "parallelism", "ray_remote_args", "ray_remote_args_fn", "resources",
+        "runtime_env", "zero_copy_batch",
     }
 )  # fmt: skip
 """Arguments of Ray that say where and in how many pieces it works. Here, each worker reads its own rows."""
@@ -48,6 +53,10 @@ _INSTEAD = {
     "": "use to_pandas() before training, and pass what you make of it to ray.data.from_pandas()",
 }
 """What to use instead of methods and arguments of Ray; the last two are for other names that begin so."""
+
+_CONDITION_ADVICE = (
+    "write comparisons of columns as in \"x > 1 and y in ['a', 'b']\", or filter(lambda row: row['x'] > 1)"
+)
 
 
 def instead_of(name: str) -> str:
@@ -94,6 +103,35 @@ def for_rows(name: str, fn: Any, options: dict[str, Any]) -> Callable[[Any], Any
     return lambda row: function(plain(row), *args, **kwargs)
 
 
+def kept_by(condition: Any) -> Callable[[Block], Block]:
+    """Return a function that keeps the rows of a block for which a condition is true.
+
+    Missing values meet no comparison.
+
+    condition: an expression of ``pyarrow.compute``; or text for ``DataFrame.eval()`` of pandas, such as
+        ``"x > 1 and (`a name`.notna() or z not in [2, 3])"``. Raises ValueError for others.
+    """
+    if isinstance(condition, str):
+        try:
+            ast.parse(re.sub("`[^`]*`", "name", condition), mode="eval")
+        except SyntaxError as error:
+            raise ValueError(f"filter(expr={condition!r}) cannot be read: {error}; {_CONDITION_ADVICE}") from error
+    elif not isinstance(condition, require("pyarrow.compute").Expression):
+        raise ValueError(f"filter(expr=...) takes text or an expression of pyarrow.compute, got {condition!r}")
+
+    def kept(block: Block) -> Block:
+        table, chosen = to_table(block), condition
+        try:
+            if isinstance(condition, str):
+                frame = table.to_pandas(types_mapper=require("pandas").ArrowDtype)  # which has Arrow's missing values
+                chosen = require("pyarrow").array(frame.eval(condition, engine="python"))
+            return table.filter(chosen)
+        except Exception as error:
+            raise DataError(f"filter(expr={condition!r}): {error}; {_CONDITION_ADVICE}") from error
+
+    return lambda block: kept(block) if row_count(block) else block
+
+
 def plain(row: Any) -> Any:
     """Return a row with values of Python in place of numpy's."""
     return {name: plain_value(value) for name, value in row.items()} if isinstance(row, dict) else row
@@ -104,10 +142,8 @@ def plain_value(value: Any) -> Any:
     if not isinstance(value, np.generic):
         return value
     found = value.item()
-    if isinstance(found, int) and isinstance(value, (np.datetime64, np.timedelta64)):
-        pandas = require("pandas")
-        return (pandas.Timestamp if isinstance(value, np.datetime64) else pandas.Timedelta)(value)
-    return found
+    is_time = isinstance(value, (np.datetime64, np.timedelta64))
+    return require("pandas").Series([value])[0] if is_time and isinstance(found, int) else found
 
 
 def names_of(names: str | Sequence[str]) -> list[str]:

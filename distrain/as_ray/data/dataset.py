@@ -9,19 +9,20 @@ from __future__ import annotations
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, cast
+from uuid import uuid4
 
 from distrain.as_ray.data.arguments import (
+    WITHOUT_EFFECT,
     all_batches,
     check_options,
     constructed,
     for_rows,
     instead_of,
+    kept_by,
     names_of,
     plain,
     plain_value,
 )
-from distrain.as_ray.data.expressions import kept_by
-from distrain.as_ray.data.writing import write_files
 from distrain.data.blocks import (
     as_block,
     column_of,
@@ -39,6 +40,7 @@ from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
 from distrain.data.sources import MemorySource, TableSource
 from distrain.errors import DataError
+from distrain.system.imports import find_filesystem, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -300,7 +302,7 @@ class Dataset(PlainDataset):
     def groupby(self, key: str | list[str], **options: Any) -> GroupedData:
         """Group the rows by the values of columns."""
         check_options("groupby", options)
-        return GroupedData(self._frame_with("groupby", key), key, self.in_memory)
+        return GroupedData(self._frame_with("groupby", key).groupby(names_of(key), dropna=False))
 
     def unique(self, column: str, **options: Any) -> list[Any]:
         """Return the values of a column, each once."""
@@ -327,41 +329,46 @@ class Dataset(PlainDataset):
 
     def write_parquet(self, path: str, **options: Any) -> None:
         """Write a Parquet file into a directory. ``options``: of ``pyarrow.parquet.write_table()``."""
-        write_files(self.read(), path, "parquet", options)
+        self._write(path, "parquet", require("pyarrow.parquet").write_table, options)
 
     def write_csv(self, path: str, **options: Any) -> None:
         """Write a CSV file into a directory. ``options``: of ``pyarrow.csv.write_csv()``."""
-        write_files(self.read(), path, "csv", options)
+        self._write(path, "csv", require("pyarrow.csv").write_csv, options)
+
+    def _write(self, path: str, ending: str, write: Callable[..., None], options: Mapping[str, Any]) -> None:
+        """Write a file beside those in a directory. Raises DataError if the format cannot hold a column."""
+        if options.get("mode"):
+            raise TypeError(f"write_{ending}(mode=...) is not supported: delete {path} before if it should be replaced")
+        options = {name: value for name, value in options.items() if name not in {*WITHOUT_EFFECT, "mode"}}
+        rows, buffer = self.read(), require("pyarrow").BufferOutputStream()
+        try:
+            write(to_table(rows), buffer, **options)
+        except (NotImplementedError, ValueError) as error:
+            raise DataError(
+                f"the rows cannot be written as {ending}: {error}; leave columns out with drop_columns(), or convert "
+                "them with map_batches()"
+            ) from error
+        filesystem, place = find_filesystem(path)
+        filesystem.makedirs(place, exist_ok=True)
+        with filesystem.open(f"{place.rstrip('/')}/{uuid4().hex}_000000.{ending}", "wb") as file:
+            file.write(buffer.getvalue())
 
 
 class GroupedData:
     """Rows in groups of pandas, in memory; ``Dataset.groupby()`` returns it."""
 
-    def __init__(self, frame: Any, key: str | list[str], make: Callable[[Any], Any]) -> None:
-        """``make``: returns the dataset of a block."""
-        self._make = make
-        self._groups = frame.groupby(names_of(key), dropna=False)
+    def __init__(self, groups: Any) -> None:
+        self._groups = groups
 
     def __getattr__(self, name: str) -> Any:
-        if name in _AGGREGATES:
-            return partial(self._aggregated, name)
         raise AttributeError(f"GroupedData has no {name}() in distrain: use map_groups(), or to_pandas().groupby()")
 
-    def _aggregated(self, how: str, on: str | list[str] | None = None, **options: Any) -> Any:
-        groups = self._groups if on is None else self._groups[names_of(on)]
-        found = getattr(groups, how)(**options)
-        return self._make(found.rename(columns=lambda name: f"{how}({name})").reset_index())
-
-    def count(self) -> Any:
-        """Return the number of rows of each group."""
-        return self._make(self._groups.size().reset_index(name="count()"))
-
-    def map_groups(self, fn: Callable[..., Any], *, batch_format: str | None = "default", **options: Any) -> Any:
+    def map_groups(self, fn: Callable[..., Any], *, batch_format: str | None = "default", **options: Any) -> Dataset:
         """Return the rows that a function makes of each group."""
         function = for_rows("map_groups", fn, options)
         to_format = formatter(batch_format)
         groups = (to_format(as_block(frame, "groupby()")) for _, frame in self._groups)
-        return self._make(joined([to_columns(as_block(function(group), "map_groups()")) for group in groups]))
+        return Dataset.in_memory(joined([to_columns(as_block(function(group), "map_groups()")) for group in groups]))
 
 
 def _check_columns(function: str, wanted: Iterable[str], found: Iterable[str]) -> None:

@@ -9,8 +9,8 @@ import io
 import os
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -49,12 +49,10 @@ def read_csv(
     return _shuffled_files("read_csv", data.read_csv(paths, **of_arrow), options)
 
 
-def read_json(
-    paths: Any, *, lines: bool = True, read_options: Any = None, parse_options: Any = None, **options: Any
-) -> Dataset:
-    """Return the rows of files of JSON lines."""
+def read_json(paths: Any, *, read_options: Any = None, parse_options: Any = None, **options: Any) -> Dataset:
+    """Return the rows of files of JSON lines, or of files that are one list."""
     rows = data.read_json(paths, read_options=read_options, parse_options=parse_options)
-    return _shuffled_files("read_json", rows, {"lines": not lines, **options})
+    return _shuffled_files("read_json", rows, options)
 
 
 def read_images(
@@ -183,10 +181,8 @@ class DataConfig(config.DataConfig):
 class DataContext(WithoutEffect):
     """Settings of Ray Data. They may be set, and have no effect."""
 
-    _current: ClassVar[DataContext | None] = None
-
-    @classmethod
-    def get_current(cls) -> DataContext:
+    @staticmethod
+    @cache
+    def get_current() -> DataContext:
         """Return the settings of this process."""
-        cls._current = cls._current or cls()
-        return cls._current
+        return DataContext()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distrain.system.imports import require
@@ -20,6 +21,7 @@ Path = tuple[Any, ...]
 _GRID = "grid_search"
 
 
+@dataclass(frozen=True, repr=False)
 class Domain:
     """Values from which one is drawn.
 
@@ -28,19 +30,18 @@ class Domain:
     comes_last: it is drawn after all others, because it may use their values.
     """
 
-    def __init__(self, text: str, draw: Callable[[Any, Any], Any], *, comes_last: bool = False) -> None:
-        self._text = text
-        self._draw = draw
-        self.comes_last = comes_last
+    text: str
+    draw: Callable[[Any, Any], Any]
+    comes_last: bool = False
 
     def sample(self, config: Any = None, size: int = 1, random_state: Any = None) -> Any:
         """Return one value, or a list of several."""
         generator = generator_of(random_state)
-        values = [self._draw(generator, config) for _ in range(size)]
+        values = [self.draw(generator, config) for _ in range(size)]
         return values[0] if size == 1 else values
 
     def __repr__(self) -> str:
-        return self._text
+        return self.text
 
 
 def generator_of(seed: Any) -> Any:
@@ -85,20 +86,6 @@ def _between(name: str, draw: Callable[[Any, Any, Any], Any], first: float, seco
     return Domain(f"{name}({first}, {second})", lambda generator, _: draw(generator, first, second))
 
 
-def _rounded(name: str, draw: Callable[[Any, Any, Any], Any], first: float, second: float, q: float) -> Domain:
-    """Return a domain of floats that are rounded to multiples of q."""
-    return Domain(
-        f"{name}({first}, {second}, {q})",
-        lambda generator, _: float(require("numpy").round(draw(generator, first, second) / q) * q),
-    )
-
-
-def _multiples(name: str, draw: Callable[[Any, int, int], int], lower: int, upper: int, q: int) -> Domain:
-    """Return a domain of integers that are multiples of q, with the upper bound unless q is 1."""
-    low, high = math.ceil(lower / q), upper // q + (q != 1)
-    return Domain(f"{name}({lower}, {upper}, {q})", lambda generator, _: draw(generator, low, high) * q)
-
-
 # -- what a search space is made of ----------------------------------------------------------------------------------
 
 
@@ -123,17 +110,15 @@ def uniform(lower: float, upper: float) -> Domain:
 
 def quniform(lower: float, upper: float, q: float) -> Domain:
     """Return a domain of floats that are multiples of q."""
-    return _rounded("quniform", _real, lower, upper, q)
+    return Domain(
+        f"quniform({lower}, {upper}, {q})",
+        lambda generator, _: float(require("numpy").round(_real(generator, lower, upper) / q) * q),
+    )
 
 
 def loguniform(lower: float, upper: float, base: float = 10) -> Domain:
     """Return a domain of floats whose logarithms are uniform."""
     return _between("loguniform", _log_real, lower, upper)
-
-
-def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Domain:
-    """Return a domain of multiples of q whose logarithms are uniform."""
-    return _rounded("qloguniform", _log_real, lower, upper, q)
 
 
 def randint(lower: int, upper: int) -> Domain:
@@ -143,7 +128,8 @@ def randint(lower: int, upper: int) -> Domain:
 
 def qrandint(lower: int, upper: int, q: int = 1) -> Domain:
     """Return a domain of integers that are multiples of q, with the upper bound unless q is 1."""
-    return _multiples("qrandint", _integer, lower, upper, q)
+    low, high = math.ceil(lower / q), upper // q + (q != 1)
+    return Domain(f"qrandint({lower}, {upper}, {q})", lambda generator, _: _integer(generator, low, high) * q)
 
 
 def lograndint(lower: int, upper: int, base: float = 10) -> Domain:
@@ -151,19 +137,9 @@ def lograndint(lower: int, upper: int, base: float = 10) -> Domain:
     return _between("lograndint", _log_integer, lower, upper)
 
 
-def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Domain:
-    """Return a domain of multiples of q whose logarithms are uniform."""
-    return _multiples("qlograndint", _log_integer, lower, upper, q)
-
-
 def randn(mean: float = 0.0, sd: float = 1.0) -> Domain:
     """Return a domain of normally distributed floats."""
     return _between("randn", _normal, mean, sd)
-
-
-def qrandn(mean: float, sd: float, q: float) -> Domain:
-    """Return a domain of normally distributed floats that are rounded to multiples of q."""
-    return _rounded("qrandn", _normal, mean, sd, q)
 
 
 def sample_from(func: Callable[..., Any]) -> Domain:

@@ -201,15 +201,13 @@ class ResultGrid(Sequence[TrialResult]):
                 "get_best_result() needs a metric, and a mode, which is min or max: pass them, or "
                 f"TuneConfig(metric=..., mode=...) to the Tuner; got {metric!r}, {mode!r}"
             )
-        scored: list[tuple[Any, TrialResult]] = [
-            (flatten(result.metrics or {}).get(metric), result) for result in self._results
-        ]
+        flats = [flatten(result.metrics or {}) for result in self._results]
+        scored = [(flat[metric], one) for flat, one in zip(flats, self._results, strict=True) if metric in flat]
         usable = [pair for pair in scored if isinstance(pair[0], (int, float)) and math.isfinite(pair[0])]
         if not usable:
-            known = sorted({name for result in self._results for name in flatten(result.metrics or {})})
             raise RuntimeError(
                 f"no trial has reported the metric {metric!r}, or only NaN or infinite values; known metrics: "
-                f"{', '.join(known)}"
+                f"{', '.join(sorted({name for flat in flats for name in flat}))}"
             )
         return (min if mode == "min" else max)(usable, key=lambda pair: pair[0])[1]
 

@@ -184,10 +184,8 @@ def _fit(trainer: DataParallelTrainer, trial: Trial) -> None:
     """Run a trial. Its error is in its directory, unless it has none or the whole sweep shall end."""
     try:
         trainer.fit()
-    except PreemptionError:
-        raise
     except TrainingFailedError as error:
-        if not read_manifest(trial.location):
+        if isinstance(error, PreemptionError) or not read_manifest(trial.location):
             raise
         reason = str(error).partition("\n")[0]
         if isinstance(error, WorkerGroupError) and error.failures:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distrain.api import current
 from distrain.as_ray.importing import activate
 from distrain.hosts.host_info import usable_cpus
 from tests.stand_in import leave
@@ -146,15 +144,10 @@ def test_the_constructor_of_an_actor_gets_its_arguments_as_a_task_does() -> None
     assert numbers == [5]
 
 
-def test_actors_have_names_and_die() -> None:
-    counter = Counter.options(name="one").remote()
-    assert ray.get_actor("one") is counter is Counter.options(name="one", get_if_exists=True).remote()
-    with pytest.raises(ValueError, match="there is an actor named 'one' already"):
-        Counter.options(name="one").remote()
+def test_actors_die() -> None:
+    counter, other = Counter.options(name="one").remote(), Counter.remote()
     ray.kill(counter)
-    with pytest.raises(ValueError, match="no living actor of this process is named 'one'"):
-        ray.get_actor("one")
-    other = Counter.remote()
+    assert ray.get(other.add.remote()) == [0, 1]
     ray.shutdown()
     for actor in (counter, other):
         with pytest.raises(ray.exceptions.RayActorError, match="was killed"):
@@ -168,15 +161,6 @@ def test_an_actor_in_another_process_explains_itself(monkeypatch: pytest.MonkeyP
         pickle.loads(handle)
 
 
-def test_workers_cannot_share_an_actor_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(current, "session", SimpleNamespace(context=SimpleNamespace(world_size=2)))
-    with pytest.raises(RuntimeError, match=r"each worker would have its own actor named 'c', .*: workers can report"):
-        Counter.options(name="c", get_if_exists=True).remote()
-    with pytest.raises(ValueError, match=r"no living actor of this process is named 'c'; workers can report metrics"):
-        ray.get_actor("c")
-    assert ray.get(Counter.remote().add.remote(2)) == [0, 2]
-
-
 async def _coroutine() -> None: ...
 
 
@@ -186,17 +170,18 @@ class _Yields:
 
 
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: double(1), TypeError, r"double\(\) is a remote function: call .*double.remote\(\)"),
-    (lambda: double.bind(1), AttributeError, "there are no graphs of tasks"),
-    (lambda: Counter(), TypeError, r"create an actor with Counter.remote\(\), not Counter\(\)"),
-    (lambda: Counter.remote().add(), TypeError, r"call add.remote\(\)"),
+    (lambda: double(1), TypeError, r"double is remote: call double.remote\(\), not double\(\)"),
+    (lambda: Counter(), TypeError, r"call Counter.remote\(\), not Counter\(\)"),
+    (lambda: Counter.remote().add(), TypeError, r"call Counter.add.remote\(\)"),
+    (lambda: Counter.options(get_if_exists=True).remote(), TypeError, "actors have no names: pass the handle"),
+    (lambda: ray.get_actor("one"), AttributeError, "ray has no 'get_actor' here: actors have no names"),
     (lambda: Counter.remote().subtract, AttributeError, "no attribute 'subtract'"),
     (lambda: ray.get([3]), ValueError, "an ObjectRef or a list of them, got"),
     (lambda: ray.wait([ray.put(1)], num_returns=2), ValueError, "between 1 and the 1 references"),
     (lambda: ray.put(threading.Lock()), TypeError, "cannot be pickled"),
     (lambda: double.remote(threading.Lock()), TypeError, "double: the arguments cannot be pickled"),
     (lambda: ray.remote(_coroutine), ValueError, "is async or yields"),
-    (lambda: ray.remote(_Yields), ValueError, "_Yields.step.. is async or yields"),
+    (lambda: ray.remote(_Yields).remote(), ValueError, "_Yields.step.. is async or yields"),
     (lambda: ray.remote(3), TypeError, "without parentheses, or with keyword arguments"),
 ]
 
