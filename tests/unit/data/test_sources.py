@@ -23,7 +23,6 @@ import torch
 
 from distrain import data
 from distrain.as_ray.data.dataset import Dataset
-from distrain.as_ray.data.readers import read_json as read_ray_json
 from distrain.data import loops
 from distrain.data.constructors import as_dataset
 from distrain.data.datasets import run_datasets
@@ -439,7 +438,6 @@ def test_every_option_of_json_has_its_effect(text: str, options: dict[str, Any],
 @pytest.mark.parametrize(("read", "error"), [
     (lambda: data.read_csv("x", convert_options=CONVERT(include_columns=["a"])), r"include_columns=...\): name"),
     (lambda: data.read_csv("x", read_options=READ(skip_rows=1)), r"skip_rows=...\) without column_names="),
-    (lambda: read_ray_json("x", lines=False), r"read_json\(lines=...\) is not supported"),
 ])  # fmt: skip
 def test_options_without_effect_are_refused(read: Callable[[], Any], error: str) -> None:
     with pytest.raises(TypeError, match=error):
