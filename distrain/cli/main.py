@@ -24,13 +24,12 @@ TRIAL = "drill-trial"
 """Started by ``distrain drill``, not by users."""
 _MODULES = {
     "listing": ("ls",),
-    "showing": ("show", "compare"),
+    "showing": ("show", "page", "compare"),
     "following": ("logs", "stacks", "stop", "profile"),
     "continuing": ("resume", "note", "clean"),
     "hosts": ("hosts",),
     "debugging": ("debug",),
     "explaining": ("explain",),
-    "reporting": ("report", "page"),
     "board": ("board",),
     "run.skill": ("skill",),
 }

@@ -1,4 +1,4 @@
-"""``distrain show`` and ``distrain compare``: all about one run, or how some differ. Runs in: coordinator."""
+"""``distrain show``, ``page`` and ``compare``: all about one run, or how some differ. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -180,6 +180,24 @@ def _first(lines: Sequence[str], most: int, what: str, more: int = 0) -> list[st
     if len(lines) <= most + 1:  # a line that counts the others would take the place of one
         return list(lines)
     return [*lines[:most], paint(f"... {count(len(lines) - most + more, f'more {what}')}", "2")]
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+
+
+def page_parser() -> argparse.ArgumentParser:
+    """Make the parser of ``distrain page``."""
+    parser = parsers.make_run_parser("page")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file (default: page.html in the run directory)")
+    return parser
+
+
+def run_page(options: argparse.Namespace) -> int:
+    """Write the page of a run."""
+    from distrain.page import write_page
+
+    echo(f"wrote {write_page(parsers.run_of(options).location, options.output)}")
+    return 0
 
 
 # -- several runs ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 HIDDEN = "***"
@@ -60,9 +59,3 @@ def _hide(match: re.Match[str]) -> str:
         return match[0]
     quote = match["quote"] or ""
     return f"{match['name']}{quote}{HIDDEN}{quote}"
-
-
-def secret_variables() -> list[str]:
-    """Return the values of this process's environment variables whose names look secret, the longest first."""
-    found = {value for name, value in os.environ.items() if is_secret(name, value) and not os.path.exists(value)}
-    return sorted((value for value in found if len(value) >= 6), key=len, reverse=True)  # a short one is in any text

@@ -1,14 +1,17 @@
-"""``distrain show``: what it makes of the files of a run."""
+"""``distrain show`` and ``page``: what they make of the files of a run."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
 from distrain.cli.main import command_of as command
+from distrain.cli.main import run_main
 from distrain.cli.showing import run_in_words
 from distrain.storage.runs.details import command_of
 from distrain.storage.runs.listing import find_run
@@ -76,3 +79,31 @@ def test_what_is_damaged_costs_its_own_part_and_is_named(tmp_path: Path) -> None
     assert f"damage       [Errno 21] Is a directory: '{run}/events.jsonl'"[:80] in said
     assert " 2 damaged lines of metrics.jsonl were skipped" in said
     assert " 0 +0 s 1 min the beginning finished " in " ".join(said.split())
+
+
+COMMANDS = {
+    "page": ["page", "run", "--storage-path", "runs", "-o"],
+    "board": ["board", "runs", "--export"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("through", ["itself", "a link"])
+def test_a_pipe_is_written_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, through: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "runs", "run", status="failed")
+    pipe, output = tmp_path / "pipe.html", tmp_path / "link.html" if through == "a link" else tmp_path / "pipe.html"
+    os.mkfifo(pipe)
+    if output != pipe:
+        output.symlink_to(pipe)
+    reader, writer = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), os.open(pipe, os.O_WRONLY)  # nobody waits for another
+    os.set_blocking(reader, True)
+    with open(reader, "rb") as file, ThreadPoolExecutor() as threads:
+        reading = threads.submit(file.read)
+        code = run_main([*COMMANDS[command], str(output)], [])
+        os.close(writer)
+        said = reading.result()
+    assert code == 0
+    assert said.startswith(b"<!DOCTYPE html>")
+    assert pipe.is_fifo()
+    assert output.is_symlink() == (through == "a link")

@@ -18,6 +18,9 @@ from distrain.board.export import export
 from distrain.board.runs import Board
 from distrain.cli.main import run_main
 from distrain.errors import DistrainError
+from distrain.storage.lines import read_file
+from distrain.storage.names import EVIDENCE
+from distrain.storage.runs.details import evidence_of
 from tests.unit.storage.made import add_reports, make_run
 
 if TYPE_CHECKING:
@@ -185,6 +188,12 @@ def _board(run: Path, target: Path) -> None:
     export(Board(run.parent), target / "board")
 
 
+def _evidence(run: Path, target: Path) -> None:
+    """Read what the board shows of the evidence."""
+    found = [read_file(run / EVIDENCE / name, run) for name in evidence_of(run)]
+    (target / "evidence.txt").write_bytes(b"".join(found))
+
+
 def _command(*words: str) -> Callable[[Path, Path], None]:
     def call(run: Path, target: Path) -> None:
         given = [word.format(run=run, storage=run.parent, target=target) for word in words]
@@ -210,7 +219,7 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
     "show --json": _command("show", "--json", "{run}"),
     "logs": _command("logs", "{run}", "-n", "5"),
     "logs -f": _command("logs", "{run}", "-f", "-n", "5"),
-    "report": _command("report", "{run}", "-o", "{target}/report.tar.gz"),
+    "evidence": _evidence,
     "page": _command("page", "{run}", "-o", "{target}/page.html"),
     "page in the run": _command("page", "{run}"),
     "clean": _command("clean", "{storage}"),
