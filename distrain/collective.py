@@ -31,7 +31,7 @@ def barrier() -> None:
             download("data")
         distrain.collective.barrier()
     """
-    session_of("collective.barrier").meet("barrier()", b"")
+    session_of("collective.barrier").collective("barrier()", b"")
 
 
 def broadcast_from_rank_zero(data: T) -> T:
@@ -54,5 +54,5 @@ def broadcast_from_rank_zero(data: T) -> T:
                 f"broadcast_from_rank_zero(): the data is {len(body):,} bytes when pickled, at most "
                 f"{_LARGEST:,} are allowed; use torch.distributed.broadcast_object_list(), or a file"
             )
-    received: T = pickle.loads(session.meet("broadcast_from_rank_zero()", body))  # noqa: S301 - rank 0 of our own run
+    received: T = pickle.loads(session.collective("broadcast_from_rank_zero()", body))  # noqa: S301 - rank 0 of our own run
     return received

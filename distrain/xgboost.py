@@ -49,7 +49,7 @@ class XGBoostConfig(BackendConfig):
         if context.world_rank == 0:
             _trackers.append(RabitTracker(context.world_size, host, int(port), sortby="task"))
             _trackers[0].start()
-        session_of("xgboost").meet("the start of XGBoost's tracker", b"")
+        session_of("xgboost").collective("the start of XGBoost's tracker", b"")
         task = f"{context.world_rank:06d}"
         xgboost.collective.init(dmlc_tracker_uri=host, dmlc_tracker_port=int(port), dmlc_task_id=task)
 

@@ -138,7 +138,7 @@ class Agent:
         for fd in (self._parent_fd, process.open_pidfd(self._guard)):
             if fd >= 0:
                 self._loop.on_readable(fd, self._loop.stop)
-        with process.many_open_files(0, _OPEN_FILES):
+        with process.raised_fd_limit(0, _OPEN_FILES):
             self._beat()
             try:
                 self._loop.run()

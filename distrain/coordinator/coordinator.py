@@ -43,7 +43,7 @@ from distrain.system.log import say, warn, warn_once
 from distrain.system.loop import Loop, PausableClock
 from distrain.system.output_lines import with_one_bar
 from distrain.system.pickling import pickled
-from distrain.system.process import many_open_files
+from distrain.system.process import raised_fd_limit
 from distrain.system.stacks import native_reason
 from distrain.system.text import BY_COMMAND
 from distrain.worker.job.job import original
@@ -116,6 +116,7 @@ class Coordinator:
             receive=self._on_message,
             refuse=self._refuse,
         )
+        lacks_storage = self._host_files.lacks_storage
         self._copies = CheckpointCopies(self._host_files, self._verification)
         self._validations = Validations(request, store)
         self._clock = PausableClock()
@@ -126,7 +127,7 @@ class Coordinator:
             upload=self._upload,
             plan=lambda: self.machine.plan,
             racks={host: settings.rack for host, settings in request.hosts.items()},
-            storage_of=lambda host: "" if store.is_remote or self._host_files.is_apart(host) else str(store.location),
+            storage_of=lambda host: "" if store.is_remote or lacks_storage(host) else str(store.location),
             is_training=lambda: self._is_training,
             on_change=self._on_memory_change,
         )
@@ -136,7 +137,7 @@ class Coordinator:
             observers,
             send=self._send_to_rank,
             upload=lambda order: self._upload(self._host_of(order.rank), order),
-            is_apart=lambda rank: self._host_files.is_apart(self._host_of(rank)),
+            lacks_storage=lambda rank: lacks_storage(self._host_of(rank)),
             on_commit=lambda path: self._happened(events.CheckpointAvailable(path or self._foreign_checkpoint)),
             validations=self._validations,
             memory=self._memory,
@@ -201,7 +202,7 @@ class Coordinator:
         more = self.request.scaling.max_workers + 2 * hosts  # each rank has a log, and a host may have a mover
         try:
             with (
-                many_open_files(hosts * FILES_PER_HOST, hosts * FILES_PER_HOST + more),
+                raised_fd_limit(hosts * FILES_PER_HOST, hosts * FILES_PER_HOST + more),
                 self._loop.signals(stop_signals(self.request.stop_signals), self._on_signal),
             ):
                 self._run()
@@ -385,7 +386,7 @@ class Coordinator:
         if self._memory.has(asked.path):
             self._memory.fetch(host, asked.path, partial(self._on_fetched, asked))
         elif asked.path in {*own, self.machine.checkpoint, self.request.checkpoint}:
-            if self._host_files.is_apart(host):
+            if self._host_files.lacks_storage(host):
                 self._copies.fetch(host, asked.path, partial(self._on_fetched, asked))
             else:  # it was stored from memory just now, or somebody has deleted it: the rank sees which
                 self._on_fetched(asked, asked.path)
@@ -502,7 +503,7 @@ class Coordinator:
     def _send_checkpoint(self, host: str) -> None:
         """Bring the checkpoint from which the attempt starts to a host that does not see it, before a rank asks."""
         path = self.machine.checkpoint
-        if path and not self._memory.has(path) and self._host_files.is_apart(host):
+        if path and not self._memory.has(path) and self._host_files.lacks_storage(host):
             self._copies.fetch(host, path, lambda folder, failed: None)
 
     def _begin_attempt(self, starts: events.AttemptStarts) -> None:
@@ -618,7 +619,7 @@ class Coordinator:
 
     def _upload(self, host: str, order: wire.Upload) -> None:
         """Have files of a rank stored: by the uploader of the host, or from here if that does not see the storage."""
-        if self._host_files.is_apart(host):
+        if self._host_files.lacks_storage(host):
             self._host_files.upload(host, order)
         else:
             self.ranks.send(host, order)

@@ -229,7 +229,7 @@ class HostFiles:
         """Say once which hosts do not see the storage."""
         by_problem: dict[str, list[str]] = {}
         for host in hosts:
-            if self.is_apart(host) and host not in self._announced:
+            if self.lacks_storage(host) and host not in self._announced:
                 self._announced.add(host)
                 by_problem.setdefault(self._hosts[host].answer.storage_problem or "", []).append(host)
         for problem, names in by_problem.items():
@@ -239,7 +239,7 @@ class HostFiles:
                 "over the connection"
             )
 
-    def is_apart(self, host: str) -> bool:
+    def lacks_storage(self, host: str) -> bool:
         """Return whether a host does not see the storage."""
         return host in self._hosts and self._hosts[host].answer.storage_problem is not None
 
@@ -260,7 +260,7 @@ class HostFiles:
 
     def bring_back(self, host: str) -> None:
         """Begin to copy what ranks have written into get_trial_dir() to the run directory, if the host lacks that."""
-        if not self.is_apart(host):
+        if not self.lacks_storage(host):
             return
         folder, run, limit = (
             self._hosts[host].answer.trial_dir,
@@ -304,7 +304,7 @@ class HostFiles:
     def lost(self, host: str) -> None:
         """Forget a host that was lost, and end its transfers."""
         self.loop.cancel(f"set up {host}")
-        if self.is_apart(host):
+        if self.lacks_storage(host):
             self._lost[host] = self._hosts[host].answer.trial_dir
         state = self._hosts.pop(host, None)
         if state is not None and state.mover is not None:

@@ -77,9 +77,9 @@ class _Unsettled:
 class ReportHandler:
     """The reports of one attempt after the other.
 
-    send: sends a message to a rank. upload: has the files of a rank stored by another process. is_apart: tells if the
-    host of a rank does not see the storage. on_commit: called with the path of the checkpoint to restart from, whenever
-    it changes; None if there is none left.
+    send: sends a message to a rank. upload: has the files of a rank stored by another process. lacks_storage: tells if
+    the host of a rank does not see the storage. on_commit: called with the path of the checkpoint to restart from,
+    whenever it changes; None if there is none left.
     clock: the time for which ranks wait for each other.
     """
 
@@ -91,7 +91,7 @@ class ReportHandler:
     on_commit: Callable[[str | None], None]
     validations: Validations
     memory: MemoryRounds
-    is_apart: Callable[[int], bool] = lambda rank: False
+    lacks_storage: Callable[[int], bool] = lambda rank: False
     clock: PausableClock = field(default_factory=PausableClock)
 
     def __post_init__(self) -> None:
@@ -387,7 +387,7 @@ class ReportHandler:
 
     def _needs_uploader(self, report: wire.Reported) -> bool:
         """Return whether an uploader or a mover stores the files, and not the worker itself."""
-        return not report.waits or self.store.is_remote or self.is_apart(report.rank)
+        return not report.waits or self.store.is_remote or self.lacks_storage(report.rank)
 
     def _store_files(self, action: RequestFiles) -> None:
         """Have files of a rank stored, once there is a directory for them."""

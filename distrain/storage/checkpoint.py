@@ -207,7 +207,7 @@ class Checkpoint:
         if _fetch is None or place is None:
             return place
         is_of_run = str(place.parent) == _run
-        if (_is_apart and is_of_run) or ((_is_apart or is_of_run) and not _is_there(place)):
+        if (_lacks_storage and is_of_run) or ((_lacks_storage or is_of_run) and not _is_there(place)):
             found = _fetch(self.path)
             return place if found == self.path else Path(found)
         return place
@@ -419,17 +419,17 @@ class Checkpoint:
 
 _fetch: Callable[[str], str] | None = None
 _run = ""
-_is_apart = False
+_lacks_storage = False
 
 
-def fetch_with(function: Callable[[str], str], run: str, *, is_apart: bool) -> None:
+def fetch_with(function: Callable[[str], str], run: str, *, lacks_storage: bool) -> None:
     """Read checkpoints that this host does not have through a function that fetches one and returns where it is.
 
-    run: the run directory. A checkpoint of it that does not exist may be in the memory of the hosts. is_apart: the
+    run: the run directory. A checkpoint of it that does not exist may be in the memory of the hosts. lacks_storage: the
     directory is on another machine. What this host has at that path is something else.
     """
-    global _fetch, _run, _is_apart
-    _fetch, _run, _is_apart = function, run, is_apart
+    global _fetch, _run, _lacks_storage
+    _fetch, _run, _lacks_storage = function, run, lacks_storage
 
 
 def absence_of(path: str, advice: str = "") -> str:

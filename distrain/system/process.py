@@ -198,7 +198,7 @@ _usual_open_files: tuple[int, int] | None = None
 
 
 @contextlib.contextmanager
-def many_open_files(needed: int, wanted: int) -> Iterator[None]:
+def raised_fd_limit(needed: int, wanted: int) -> Iterator[None]:
     """Let this process open more files within the block. Programs that :func:`spawn` starts get the usual limit.
 
     needed: the number of further files without which the block cannot work. wanted: a larger one, for comfort.

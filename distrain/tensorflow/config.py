@@ -83,7 +83,7 @@ class TensorflowConfig(BackendConfig):
         _hide_other_gpus(context.devices)
         bypass_proxies(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
         if context.world_size > 1:
-            session_of("tensorflow").meet("the start of TensorFlow", b"", timeout_s=self.start_timeout_s)
+            session_of("tensorflow").collective("the start of TensorFlow", b"", timeout_s=self.start_timeout_s)
 
     def at_report(self) -> None:
         """Reinstall Python's handler for SIGTERM, which stops train_func.

@@ -83,7 +83,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     debugger.install()
     session.on_profile = partial(begin_profile, session)
     run = context.get_storage().experiment_fs_path
-    fetch_with(session.fetch_checkpoint, run, is_apart=not context.sees_storage)
+    fetch_with(session.fetch_checkpoint, run, lacks_storage=not context.sees_storage)
     sampler = VitalsSampler(session, spec.vitals_s)
     sampler.poll = lambda: debugger.has_editor or session.poll()
 

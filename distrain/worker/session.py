@@ -146,7 +146,7 @@ class Session:
         self.collectives = 0
         self.has_prepared_model = False
         self._collective_done: wire.CollectiveDone | None = None
-        self.addresses = ReservedAddresses(context, self.meet)
+        self.addresses = ReservedAddresses(context, self.collective)
         self._fetched: dict[str, wire.CheckpointFetched] = {}
         """By path: answers to requests for a checkpoint."""
         self._list_requests = 0
@@ -181,7 +181,7 @@ class Session:
     ) -> None:
         """Do what :func:`distrain.report` does."""
         began = time.monotonic()
-        with self._alone("report()"), contextlib.ExitStack() as stack:
+        with self._exclusive("report()"), contextlib.ExitStack() as stack:
             options = self._choose_memory(options) if checkpoint else options
             stack.enter_context(self._counted(has_checkpoint=checkpoint is not None))
             self.backend.at_report()
@@ -373,7 +373,7 @@ class Session:
 
     def finish_uploads(self) -> None:
         """Wait until all checkpoints are stored. Raises CheckpointError if one cannot be."""
-        with self._alone("finish_uploads()"):
+        with self._exclusive("finish_uploads()"):
             self.wait_until(lambda: not self._uploading)
             if self._memory is not None:
                 self._memory.wait()
@@ -537,7 +537,7 @@ class Session:
         """Do what :func:`distrain.get_all_reported_checkpoints` does."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         validated = mode is CheckpointConsistencyMode.VALIDATED
-        with self._alone("get_all_reported_checkpoints()"):
+        with self._exclusive("get_all_reported_checkpoints()"):
             self._request_list(validated=validated)
             while self._list is None or self._list.index != self._list_requests:
                 if time.monotonic() >= deadline:
@@ -557,7 +557,7 @@ class Session:
 
     def should_stop(self) -> bool:
         """Do what :func:`distrain.should_stop` does."""
-        with self._alone("should_stop()"):
+        with self._exclusive("should_stop()"):
             self._listen()
             self._stop_calls += 1
             if self._stop_calls == 1:
@@ -576,7 +576,7 @@ class Session:
         self.wait_until(lambda: self._stop_at is not None or self._vote_at > self._stop_calls)
 
     @contextlib.contextmanager
-    def _alone(self, caller: str) -> Iterator[None]:
+    def _exclusive(self, caller: str) -> Iterator[None]:
         """Let one call run at a time. Raises RuntimeError in a signal handler that interrupts another call."""
         if os.getpid() != self._pid:
             raise RuntimeError(f"{caller} was called in a child process of the worker; call it in the worker itself")
@@ -594,19 +594,19 @@ class Session:
         finally:  # also after an exception, which train_func may catch
             self.after_call()
 
-    def meet(self, operation: str, data: bytes, timeout_s: float | None = None, *, gathers: bool = False) -> bytes:
+    def collective(self, name: str, data: bytes, timeout_s: float | None = None, *, gathers: bool = False) -> bytes:
         """Wait until every rank is in its n-th collective, and return rank 0's data.
 
         gathers: return every rank's data, a line for each.
 
         Raises CollectiveError if the ranks call different operations, if one has finished, or after ``timeout_s``.
         """
-        with self._alone(operation):
+        with self._exclusive(name):
             self.collectives += 1
             self.send(
                 wire.CollectiveEntered,
                 index=self.collectives,
-                operation=operation,
+                operation=name,
                 body=data,
                 gathers=gathers,
                 timeout_s=timeout_s,
@@ -626,7 +626,7 @@ class Session:
         if os.getpid() == self._pid:
             with self._lock:
                 if not self._call:  # else this is a signal handler, which gets what is known
-                    with self._alone("get_checkpoint()"):
+                    with self._exclusive("get_checkpoint()"):
                         self._listen()
                         self._await_reported_checkpoints()
         return self.checkpoint

@@ -1,4 +1,4 @@
-"""The surroundings of train_func in a worker: the same for every start method and transport."""
+"""The inherited_state of train_func in a worker: the same for every start method and transport."""
 
 from __future__ import annotations
 

@@ -155,22 +155,22 @@ def test_a_resting_forkserver_does_not_keep_the_pickled_job(fit: Fit) -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 def test_an_agent_is_not_taken_over_by_a_thread_with_other_cpus() -> None:
-    def pinned() -> resting_agents.Surroundings:
+    def pinned() -> resting_agents.InheritedState:
         os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-        return resting_agents.surroundings([])
+        return resting_agents.inherited_state([])
 
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(pinned).result() != resting_agents.surroundings([])
-    assert resting_agents.surroundings([]) == resting_agents.surroundings([])
+        assert pool.submit(pinned).result() != resting_agents.inherited_state([])
+    assert resting_agents.inherited_state([]) == resting_agents.inherited_state([])
 
 
 def test_an_agent_is_taken_over_only_if_it_has_inherited_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     umask = os.umask(0o022)
-    before = resting_agents.surroundings(["python"])
-    assert resting_agents.surroundings(["python"]) == before
-    assert resting_agents.surroundings(["python3"]) != before
+    before = resting_agents.inherited_state(["python"])
+    assert resting_agents.inherited_state(["python"]) == before
+    assert resting_agents.inherited_state(["python3"]) != before
     changes = (
         lambda patch: patch.setenv("SOME_LIBRARY_READS_IT", "1"),
         lambda patch: patch.chdir(tmp_path),
@@ -180,7 +180,7 @@ def test_an_agent_is_taken_over_only_if_it_has_inherited_the_same(
         for change in changes:
             with monkeypatch.context() as patch:
                 change(patch)
-                assert resting_agents.surroundings(["python"]) != before
+                assert resting_agents.inherited_state(["python"]) != before
     finally:
         os.umask(umask)
 

@@ -63,7 +63,7 @@ class Connections:
         self._latest_bytes = b""
         self._ids: dict[str, str] = {}
         """The id in the environment of all processes of a host, by its name. Each host that was contacted has one."""
-        self._inherited: resting_agents.Surroundings = (object(),)
+        self._inherited: resting_agents.InheritedState = (object(),)
         self._has_lost = False
         """True once an agent was replaced. None rests then."""
 
@@ -94,7 +94,7 @@ class Connections:
         """Take over an agent that rests. If it does not answer, start another one."""
         transport = self._transports[name]
         argv = agent_argv(transport, "", "", self._gpus(transport), flags=self._request.python_flags)
-        self._inherited = resting_agents.surroundings(argv)
+        self._inherited = resting_agents.inherited_state(argv)
         agent = resting_agents.take(self._inherited)
         if agent is None:
             return False

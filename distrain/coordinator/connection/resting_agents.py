@@ -30,8 +30,8 @@ _INHERITED = (
 """Fields of /proc/PID/status that a child inherits."""
 _INHERITED_FILES = ("limits", "cgroup", "oom_score_adj", "timerslack_ns")
 
-Surroundings = tuple[object, ...]
-"""Everything that an agent has inherited from this process. Two agents with equal surroundings are alike."""
+InheritedState = tuple[object, ...]
+"""Everything that an agent has inherited from this process. Two agents with equal state are alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class RestingAgent:
 
     link: AgentLink
     run_id: str
-    surroundings: Surroundings
+    inherited_state: InheritedState
     expires_at: float
 
 
@@ -64,7 +64,7 @@ def idle_s() -> float:
     return seconds
 
 
-def surroundings(argv: Sequence[str]) -> Surroundings:
+def inherited_state(argv: Sequence[str]) -> InheritedState:
     """Return what an agent inherits if it is started now. argv: its command line, without the ids of the run."""
     own = Path("/proc/thread-self")
     try:
@@ -77,22 +77,22 @@ def surroundings(argv: Sequence[str]) -> Surroundings:
     return (*argv, os.getcwd(), dict(os.environ), priority, *status, *files, *namespaces)
 
 
-def keep(link: AgentLink, run_id: str, inherited: Surroundings) -> bool:
+def keep(link: AgentLink, run_id: str, inherited: InheritedState) -> bool:
     """Let an agent rest until another fit() takes it over. Return False if it cannot: close it then."""
     seconds = idle_s()
     if seconds <= _MARGIN_S or not link.rest(seconds, time.monotonic() + CLOSE_TIMEOUT_S):
         return False
     expires_at = time.monotonic() + seconds - _MARGIN_S
     with _lock:
-        _resting.append(RestingAgent(link=link, run_id=run_id, surroundings=inherited, expires_at=expires_at))
+        _resting.append(RestingAgent(link=link, run_id=run_id, inherited_state=inherited, expires_at=expires_at))
     return True
 
 
-def take(inherited: Surroundings) -> RestingAgent | None:
+def take(inherited: InheritedState) -> RestingAgent | None:
     """Return an agent that has inherited the same; None if there is none. Close those that are no longer of use."""
     with _lock:
         usable = [agent for agent in _resting if agent.link.is_alive and time.monotonic() < agent.expires_at]
-        fitting = [agent for agent in usable if agent.surroundings == inherited]
+        fitting = [agent for agent in usable if agent.inherited_state == inherited]
         useless = [agent for agent in _resting if agent not in fitting]
         _resting[:] = fitting[:-1]
     close_all([agent.link for agent in useless])

@@ -440,7 +440,7 @@ def test_hosts_that_do_not_see_the_storage_are_announced_once(lab: Lab, lines: l
     lab.answer("a", storage_problem="is not there", checkpoints="/cache/a/checkpoints")
     lab.answer("b")
     lab.answer("c", storage_problem="is not there")
-    assert [lab.files.is_apart(host) for host in [*HOSTS, "unknown"]] == [True, False, True, False]
+    assert [lab.files.lacks_storage(host) for host in [*HOSTS, "unknown"]] == [True, False, True, False]
     assert lab.files.checkpoints_on("a") == "/cache/a/checkpoints"
     for _ in range(2):
         lab.files.announce(HOSTS)
@@ -490,7 +490,7 @@ def test_a_host_that_is_lost_is_forgotten(lab: Lab) -> None:
     assert lab.mover("a").is_closed
     assert not lab.mover("b").is_closed
     assert not lab.files.is_busy(["a"])
-    assert not lab.files.is_apart("a")
+    assert not lab.files.lacks_storage("a")
     lab.files.lost("a")
     lab.files.lost("never asked")
     lab.set_up("a")

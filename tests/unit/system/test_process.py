@@ -144,7 +144,7 @@ def test_more_open_files_are_allowed_for_a_while_and_children_get_the_usual_limi
     before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 500, hard))
-        with process.many_open_files(1, soft - 300), process.many_open_files(1, soft - 400):
+        with process.raised_fd_limit(1, soft - 300), process.raised_fd_limit(1, soft - 400):
             assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= soft - 300
             assert limit_of_a_child() == soft - 500
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft - 500, hard)
@@ -156,7 +156,7 @@ def test_more_open_files_are_allowed_for_a_while_and_children_get_the_usual_limi
 def test_too_low_a_hard_limit_is_an_error_with_the_number_that_is_needed() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     said = f"but may have {hard:,}: raise its hard limit"
-    with pytest.raises(ResourcesError, match=said), process.many_open_files(hard, hard):
+    with pytest.raises(ResourcesError, match=said), process.raised_fd_limit(hard, hard):
         pytest.fail("the block must not run")
 
 
