@@ -144,7 +144,7 @@ class Agent:
     def receive(self, frame: wire.Frame) -> None:
         if self.process.is_alive:
             take = lambda: self._take(frame)  # noqa: E731
-            self.process.held.append(lambda: self.loop.post(take)) if self.process.is_stopped else self.loop.post(take)
+            self.process.unread.append(lambda: self.loop.post(take)) if self.process.is_stopped else self.loop.post(take)
 
     def _beat(self) -> None:
         silence_s = self.loop.silence_s(self.heard_at)
@@ -357,7 +357,7 @@ class _Link:
         if process.is_alive and not self.is_dropped:
             take = lambda: self._take(frame)  # noqa: E731
             loop = self._ranks._loop
-            process.held.append(lambda: loop.post(take)) if process.is_stopped else loop.post(take)
+            process.unread.append(lambda: loop.post(take)) if process.is_stopped else loop.post(take)
 
     def _take(self, frame: wire.Frame) -> None:
         if self.is_dropped:

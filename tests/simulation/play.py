@@ -77,12 +77,14 @@ class Play:
         self.hit: set[tuple[int, int, int]] = set()
         """Life, attempt and rank of those that a fault has hit."""
         self.violations: list[str] = []
-        self.starts: list[tuple[worker.SimulatedRank, int]] = []
+        self.told: list[tuple[float, Any]] = []
+        """All facts that observers heard, and when."""
+        self.starts: list[tuple[float, worker.SimulatedRank]] = []
         self.loaded: list[Any] = []
         slots = -(-scenario.ranks // scenario.hosts)
         names = [f"host{n}" for n in range(scenario.hosts + scenario.spares)]
         self.hosts = {
-            name: Host(self.world, name, root / name, slots, lambda agent, spec: worker.SimulatedRank(agent, spec, self))
+            name: Host(self.world, name, root / name, slots, self.make_rank)
             for name in names
         }
 
@@ -103,8 +105,10 @@ class Play:
     def loss(self, step: int) -> float:
         return random.Random(f"{self.scenario.seed} {step}").choice([1.0, 2.0, 3.0, 1.0, float("nan")])
 
-    def note_start(self, rank: worker.SimulatedRank, first: int) -> None:
-        self.starts.append((rank, first))
+    def make_rank(self, agent: hosts.Agent, spec: wire.WorkerSpec) -> worker.SimulatedRank:
+        rank = worker.SimulatedRank(agent, spec, self)
+        self.starts.append((self.world.now, rank))
+        return rank
 
     def check_loaded(self, rank: worker.SimulatedRank, checkpoint: Any, states: list[dict[str, Any]]) -> None:
         self.loaded.append((rank, checkpoint, states))
@@ -283,6 +287,7 @@ class _Recorder:
 
     def hear(self, fact: Any) -> None:
         self._life.facts.append(fact)
+        self._play.told.append((self._play.world.now, fact))
         if isinstance(fact, RankTrains):
             engine = self._life.coordinator
             self._play.first_steps[engine._attempt] = engine.report_handler._first_step

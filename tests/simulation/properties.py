@@ -117,16 +117,47 @@ def nothing_is_left(play: Play) -> Iterator[str]:
 
 def no_start_is_too_old(play: Play) -> Iterator[str]:
     """An attempt starts from the newest checkpoint that was committed, if nothing that held it was lost."""
-    memory = play.scenario.mode == "MEMORY" or play.scenario.memory_every
-    newest = -1
-    lost = {"kill host", "kill coordinator", "cut link", "stop coordinator"} & {fault.kind for fault in play.scenario.faults}
-    if memory and lost:
+    kinds = {fault.kind for fault in play.scenario.faults}
+    if (play.scenario.mode == "MEMORY" or play.scenario.memory_every) and kinds & {
+        "kill host", "cut link", "stop coordinator",
+    }:  # fmt: skip
         return
-    for life in play.lives:
-        for fact in life.facts:
-            if isinstance(fact, Committed):
-                newest = max(newest, fact.step)
-    del newest
+    given_up = " ".join(text for _, text in play.world.story if "won't be used for restarts" in text)
+    seen: set[tuple[int, int]] = set()
+    for moment, rank in play.starts:
+        if (rank.life, rank.attempt) in seen:
+            continue
+        seen.add((rank.life, rank.attempt))
+        committed = [fact for at, fact in play.told if isinstance(fact, Committed) and at <= moment]
+        kept = [fact for fact in committed if fact.name not in given_up]
+        newest = max(kept, key=lambda fact: fact.index).name if kept else ""
+        start = (rank.spec.checkpoint or "").rpartition("/")[2]
+        if start < newest:
+            yield f"attempt {rank.attempt} starts from {start or 'scratch'} instead of {newest}"
+
+
+def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
+    """num_to_keep keeps the last checkpoint and the best ones; what else there was is deleted."""
+    life = play.lives[-1]
+    config = play.scenario.checkpoint_config
+    if life.was_killed or life.process.error is not None or config.num_to_keep is None:
+        return
+    found = {path.name: manifest for path, manifest in _published(play)}
+    committed = sorted({fact.index: fact for _, fact in play.told if isinstance(fact, Committed)}.items())
+    facts = [fact for _, fact in committed]
+    if facts and facts[-1].name not in found:
+        yield f"{facts[-1].name}, the last, is not kept"
+    if len(found) > config.num_to_keep + 1:
+        yield f"{len(found)} checkpoints are kept: {sorted(found)}"
+
+
+def report_returns_soon(play: Play) -> Iterator[str]:
+    """report() returns within its bounds while the world is healthy."""
+    if play.scenario.faults or play.scenario.raises:
+        return
+    for call in play.calls:
+        if call.ended is None or call.ended - call.began > 8 * max(play.scenario.step_s) * play.scenario.steps + 15:
+            yield f"report {call.index} of rank {call.rank} took {(call.ended or 0) - call.began:.1f} s"
 
 
 PROPERTIES = [
@@ -135,4 +166,7 @@ PROPERTIES = [
     the_end_is_what_happened,
     the_culprit_was_hit,
     nothing_is_left,
+    no_start_is_too_old,
+    the_best_and_the_last_are_kept,
+    report_returns_soon,
 ]

@@ -143,7 +143,6 @@ class SimulatedRank:
     def _train(self, session: Session) -> Any:
         scenario: Scenario = self.play.scenario
         first = self._resume(session)
-        self.play.note_start(self, first)
         size = session.context.world_size
         draw = self.play.script_random(self)
         for step in range(first, scenario.steps):

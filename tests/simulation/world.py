@@ -112,6 +112,8 @@ class Process:
         """True after SIGSTOP."""
         self.held: list[Callable[[], None]] = []
         """What had happened to it while it was stopped."""
+        self.unread: list[Callable[[], None]] = []
+        """The messages that had arrived meanwhile. As in the product, they are read before timers fire."""
         self.tasks: list[Task] = []
         self.at_death: list[Callable[[], None]] = []
         """What the kernel does when it ends: close files and connections."""
@@ -141,6 +143,9 @@ class Process:
         """Continue it as SIGCONT does."""
         self.is_stopped = False
         held, self.held = self.held, []
+        unread, self.unread = self.unread, []
+        for post in unread:
+            post()
         for number, do in enumerate(held):
             self.world.at(self.world.now + number * 1e-7, do, self)
 
