@@ -191,7 +191,8 @@ class Session:
             steps = check_progress(progress)
             check_checkpoint(checkpoint, self.context)
             validation = encoded_validation(options, checkpoint, self.context)
-            positions = self._positions_now() if checkpoint else {}
+            # The first report reads the checkpoint of the start, which num_to_keep may delete after that.
+            positions = self._positions_now() if checkpoint or not self._reports else {}
             if options.mode is ASYNC and not self._channel.has_uploader:
                 options = replace(options, mode=SYNC, delete=options.deletes)
             self._listen()
@@ -421,10 +422,7 @@ class Session:
         return self._positions_at_start.get(name, {})
 
     def _positions_now(self) -> dict[str, dict[str, Any]]:
-        """Return this rank's positions; those of the start for what it has not opened yet.
-
-        The first call reads the checkpoint of the start, which ``num_to_keep`` may delete after the next commit.
-        """
+        """Return this rank's positions; those of the start for what it has not opened yet."""
         rank = self.context.world_rank
         before = {
             name: of[max(r for r in of if r <= rank or r == min(of))] for name, of in self._positions_at_start.items()

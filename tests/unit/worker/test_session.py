@@ -9,6 +9,7 @@ import math
 import os
 import pickle
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -304,6 +305,20 @@ def test_get_checkpoint_waits_until_what_was_reported_is_committed(worker: Worke
     assert first is not None
     assert distrain.get_checkpoint() is first  # without a question, as nothing was reported since
     assert worker.said() == []
+
+
+def test_a_checkpoint_needs_no_start_that_was_deleted_after_the_first_report(
+    worker: Worker, folder: Path, tmp_path: Path
+) -> None:
+    """Other ranks may have committed one meanwhile, and num_to_keep=1 keeps the start until all have reported."""
+    start = tmp_path / "start"
+    shutil.copytree(folder, start)
+    worker.session.started_from = distrain.Checkpoint(str(start))
+    distrain.report({})
+    shutil.rmtree(start)
+    checkpoint = distrain.Checkpoint(str(folder))
+    distrain.report({}, checkpoint=checkpoint, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
+    assert [message.failed for message in worker.said()] == [None, None]
 
 
 def test_a_rank_hears_what_was_sent_while_it_started(worker: Worker, tmp_path: Path) -> None:
