@@ -192,8 +192,8 @@ class Run:
         begun = RunSummary(state=RunState.CONNECTING, attempt=self._request.first_attempt - 1)
         end = begun if coordinator is None else coordinator.end
         is_over = end.state.is_terminal and (result is not None or end.state is not RunState.FINISHED)
-        status = end.state.value if is_over else "failed"
         reason = None if end.state is RunState.FINISHED else end.stop_reason
+        status = "failed" if not is_over else "stopped" if reason else end.state.value  # as its error says
         seconds = time.monotonic() - observers.status.started
         advice = None
         if coordinator is not None and reason == "SIGINT":
