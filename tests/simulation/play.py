@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import logging
@@ -77,6 +78,10 @@ class Play:
         self.hit: set[tuple[int, int, int]] = set()
         """Life, attempt and rank of those that a fault has hit."""
         self.violations: list[str] = []
+        self.flipped: list[Path] = []
+        self.rolled_back: set[tuple[int, int]] = set()
+        self.disk_error = 0
+        """The errno that writing to the storage has now; 0: none."""
         self.told: list[tuple[float, Any]] = []
         """All facts that observers heard, and when."""
         self.starts: list[tuple[float, worker.SimulatedRank]] = []
@@ -117,7 +122,7 @@ class Play:
 
     def play(self) -> list[str]:
         """Play it, and return a line for each promise that was not kept."""
-        with patched(self.world, str(self.run_directory)):
+        with patched(self.world, self):
             try:
                 self._begin_life()
                 for fault in self.scenario.faults:
@@ -166,7 +171,7 @@ class Play:
     def _fit(self, life: Life) -> None:
         scenario = self.scenario
         specs = [HostSpec(name=name, slots=host.slots) for name, host in self.hosts.items()]
-        scaling = ScalingConfig(num_workers=scenario.ranks)
+        scaling = ScalingConfig(num_workers=(scenario.least, scenario.ranks) if scenario.least else scenario.ranks)
         config = RunConfig(
             storage_path=str(self.storage), name="run", checkpoint_config=scenario.checkpoint_config,
             failure_config=scenario.failure_config,
@@ -221,6 +226,37 @@ class Play:
                 self.world.say(f"{host.name} dies")
                 host.die()
                 self.world.after(fault.lasts, lambda: setattr(host, "is_up", True))
+            case "kill agent" if up:
+                host = up[fault.target % len(up)]
+                for rank in ranks:
+                    if rank.agent.host is host:
+                        self._hit(rank)
+                self.world.say(f"the agent of {host.name} is killed")
+                host.agent.lose()
+            case "full disk" | "broken disk":
+                self.world.say(f"{fault.kind} for {fault.lasts:g} s")
+                self.disk_error = errno.ENOSPC if fault.kind == "full disk" else errno.EIO
+                self.world.after(fault.lasts, lambda: setattr(self, "disk_error", 0))
+            case "flip memory" | "flip disk":
+                where = [host.memory for host in up] if fault.kind == "flip memory" else [self.run_directory]
+                files = [
+                    file for root in where for file in sorted(root.rglob("*"))
+                    if file.is_file() and file.stat().st_size and file.name[0] != "." and file.suffix in (".bin", ".json")
+                    and any(part.startswith(("rank_", "checkpoint_")) for part in file.parts)
+                ]  # fmt: skip
+                if files:
+                    file = files[fault.target % len(files)]
+                    self.world.say(f"a bit of {file.relative_to(self.root)} flips")
+                    self.flipped.append(file)
+                    with open(file, "r+b") as damaged:
+                        byte = damaged.read(1)
+                        damaged.seek(0)
+                        damaged.write(bytes([byte[0] ^ 1]))
+            case "full memory" if up:
+                host = up[fault.target % len(up)]
+                self.world.say(f"the memory of {host.name} is full for {fault.lasts:g} s")
+                host.memory_is_full = True
+                self.world.after(fault.lasts, lambda: setattr(host, "memory_is_full", False))
             case "cut link" if up:
                 host = up[fault.target % len(up)]
                 self.world.say(f"the link to {host.name} is slow for {fault.lasts:g} s")
@@ -297,7 +333,7 @@ class _Recorder:
 
 
 @contextlib.contextmanager
-def patched(of: World, run: str) -> Iterator[None]:
+def patched(of: World, play: Play) -> Iterator[None]:
     """Let everything that distrain does within the block happen in this world."""
     SimulatedLoop.world = SimulatedBackground.world = Queue.world = of
     threading = Threading(of)
@@ -325,12 +361,23 @@ def patched(of: World, run: str) -> Iterator[None]:
 
             of.current.process.at_death.append(unlock)
 
+    storage = str(play.storage)
+
     def slow(function: Any) -> Any:
         def call(*given: Any, **named: Any) -> Any:
             of.pause(_COST_S)
+            if play.disk_error and _path_of(given[-1]).startswith(storage):
+                raise OSError(play.disk_error, os.strerror(play.disk_error), _path_of(given[-1]))
             return function(*given, **named)
 
         return call
+
+    write = os.write
+
+    def slow_write(fd: int, data: Any) -> int:
+        if play.disk_error and _path_of(fd).startswith(storage):
+            raise OSError(play.disk_error, os.strerror(play.disk_error), _path_of(fd))
+        return write(fd, data)
 
     def unique() -> uuid.UUID:
         return uuid.UUID(int=next(numbers) | 1 << 100)
@@ -353,7 +400,9 @@ def patched(of: World, run: str) -> Iterator[None]:
         mock.patch.object(memory_keeper, "SimpleQueue", Queue),
         mock.patch.object(local_store, "threading", threading),
         mock.patch.object(file_transfer, "in_threads", lambda function, items, threads=0: [function(i) for i in items]),
-        mock.patch.object(memory_part, "_check_room", lambda needed: None),
+        mock.patch.object(memory_part, "_check_room", lambda needed: _check_room(of)),
+        mock.patch.object(os, "mkdir", slow(os.mkdir)),
+        mock.patch.object(os, "write", slow_write),
         mock.patch.object(run_module, "Coordinator", _Coordinator),
         mock.patch.object(run_module, "import_observers", lambda: None),
         mock.patch.object(run_module, "observers_of", lambda *given: []),
@@ -366,8 +415,24 @@ def patched(of: World, run: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for one in patches:
             stack.enter_context(one)
-        checkpoint.fetch_with(lambda path: _rank_of(of).fetch_checkpoint(path), run, is_apart=False)
+        checkpoint.fetch_with(lambda path: _rank_of(of).fetch_checkpoint(path), str(play.run_directory), is_apart=False)
         yield
+
+
+def _path_of(file: Any) -> str:
+    """Return the path of a file that was given as one, or as a descriptor."""
+    if isinstance(file, int):
+        try:
+            return os.readlink(f"/proc/self/fd/{file}")
+        except OSError:
+            return ""
+    return os.fspath(file) if isinstance(file, (str, os.PathLike)) else ""
+
+
+def _check_room(of: World) -> None:
+    assert of.current is not None
+    if of.current.process.session.host.memory_is_full:  # type: ignore[attr-defined]
+        raise OSError(errno.ENOSPC, "the memory of this host is full")
 
 
 def _rank_of(of: World) -> Any:

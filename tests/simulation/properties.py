@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def _published(play: Play) -> Iterator[tuple[Any, dict[str, Any]]]:
     for path in sorted(play.run_directory.glob("checkpoint_*")):
-        yield path, json.loads((path / MANIFEST_FILE).read_text())
+        if (path / MANIFEST_FILE).exists():
+            yield path, json.loads((path / MANIFEST_FILE).read_text())
 
 
 def published_checkpoints_are_complete(play: Play) -> Iterator[str]:
@@ -27,6 +28,8 @@ def published_checkpoints_are_complete(play: Play) -> Iterator[str]:
     for call in play.calls:
         of[call.attempt, call.index].append(call)
     for path, manifest in _published(play):
+        if any(path in file.parents for file in play.flipped):
+            continue
         if damage := damage_of(path):
             yield f"{path.name} is damaged: {damage}"
             continue
@@ -44,6 +47,11 @@ def published_checkpoints_are_complete(play: Play) -> Iterator[str]:
         if found != expected:
             differing = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
             yield f"{path.name} of report {index} in attempt {manifest['attempt']} differs in {differing}"
+
+
+def _has(play: Play, *kinds: str) -> bool:
+    """Return whether the play has faults of these kinds."""
+    return any(fault.kind in kinds for fault in play.scenario.faults)
 
 
 def _index_of(manifest: dict[str, Any], play: Play) -> int:
@@ -75,13 +83,13 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
              "ResourcesError")  # fmt: skip
     if error is not None and type(error).__name__ not in known:
         yield f"fit() raised {type(error).__name__}: {error}"
-    faults = {fault.kind for fault in play.scenario.faults}
-    harmless = not faults & {"kill rank", "kill host", "stop", "kill coordinator", "stop rank", "cut link", "stop coordinator"}
-    if harmless and not play.scenario.raises and error is not None:
+    if not (play.scenario.faults or play.scenario.raises) and error is not None:
         yield f"nothing was disturbed, but fit() raised {type(error).__name__}: {error}"
+    if not (play.run_directory / "run.json").exists() and _has(play, "full disk", "broken disk"):
+        return
     status = json.loads((play.run_directory / "run.json").read_text())["status"]
     wanted = "finished" if error is None else "stopped" if type(error).__name__ == "PreemptionError" else "failed"
-    if status != wanted:
+    if status != wanted and not _has(play, "full disk", "broken disk"):
         yield f"run.json says {status}, and fit() ended with {error!r}"
 
 
@@ -94,9 +102,9 @@ def the_culprit_was_hit(play: Play) -> Iterator[str]:
             if isinstance(fact, AttemptEnded) and fact.failures and not stops:
                 first = fact.failures[0]
                 hit = (life.number, fact.attempt, first.rank) in play.hit or (first.rank, fact.attempt) in raised
-                if not hit and first.rank >= 0 and not {"kill host", "cut link", "stop coordinator"} & {
-                    fault.kind for fault in play.scenario.faults
-                }:
+                if not hit and first.rank >= 0 and not _has(
+                    play, "kill host", "kill agent", "cut link", "stop coordinator", "full disk", "broken disk", "flip disk"
+                ):
                     yield f"attempt {fact.attempt}: {first} is blamed, and was not hit"
 
 
@@ -117,10 +125,10 @@ def nothing_is_left(play: Play) -> Iterator[str]:
 
 def no_start_is_too_old(play: Play) -> Iterator[str]:
     """An attempt starts from the newest checkpoint that was committed, if nothing that held it was lost."""
-    kinds = {fault.kind for fault in play.scenario.faults}
-    if (play.scenario.mode == "MEMORY" or play.scenario.memory_every) and kinds & {
-        "kill host", "cut link", "stop coordinator",
-    }:  # fmt: skip
+    in_memory = play.scenario.mode == "MEMORY" or play.scenario.memory_every
+    if in_memory and _has(play, "kill host", "kill agent", "cut link", "stop coordinator", "flip memory", "full memory"):
+        return
+    if play.flipped or _has(play, "full disk", "broken disk"):
         return
     given_up = " ".join(text for _, text in play.world.story if "won't be used for restarts" in text)
     seen: set[tuple[int, int]] = set()
@@ -130,9 +138,10 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
         seen.add((rank.life, rank.attempt))
         committed = [fact for at, fact in play.told if isinstance(fact, Committed) and at <= moment]
         kept = [fact for fact in committed if fact.name not in given_up]
+        index = {fact.name: fact.index for fact in committed}
         newest = max(kept, key=lambda fact: fact.index).name if kept else ""
         start = (rank.spec.checkpoint or "").rpartition("/")[2]
-        if start < newest:
+        if index.get(start, -1) < index.get(newest, -1):
             yield f"attempt {rank.attempt} starts from {start or 'scratch'} instead of {newest}"
 
 
@@ -153,7 +162,7 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
 
 def report_returns_soon(play: Play) -> Iterator[str]:
     """report() returns within its bounds while the world is healthy."""
-    if play.scenario.faults or play.scenario.raises:
+    if play.scenario.faults or play.scenario.raises or play.scenario.rolls_back:
         return
     for call in play.calls:
         if call.ended is None or call.ended - call.began > 8 * max(play.scenario.step_s) * play.scenario.steps + 15:

@@ -46,6 +46,13 @@ class Scenario:
     score: str = ""
     max_failures: int = 3
     raises: frozenset[tuple[int, int, int]] = frozenset()
+    rolls_back: frozenset[tuple[int, int]] = frozenset()
+    """Rank and step at which it asks to roll back, once."""
+    deletes: bool = False
+    lists: bool = False
+    meets: bool = False
+    least: int | None = None
+    """The fewest ranks that the run trains with; None for all."""
     faults: tuple[Fault, ...] = field(default=())
 
     def saves(self, rank: int, step: int, size: int) -> bool:
@@ -68,7 +75,10 @@ class Scenario:
         return FailureConfig(max_failures=self.max_failures)
 
 
-FAULTS = ("kill rank", "kill host", "kill coordinator", "stop", "stop rank", "cut link", "stop coordinator")
+FAULTS = (
+    "kill rank", "kill rank", "kill host", "kill coordinator", "stop", "stop rank", "cut link", "stop coordinator",
+    "kill agent", "full disk", "broken disk", "flip memory", "flip disk", "full memory",
+)  # fmt: skip
 
 
 def drawn(seed: int) -> Scenario:
@@ -76,7 +86,7 @@ def drawn(seed: int) -> Scenario:
     draw = random.Random(seed)
     hosts = draw.choice([1, 1, 2, 3])
     ranks = hosts * draw.choice([1, 2]) if hosts > 1 else draw.choice([1, 2, 3, 4])
-    mode = draw.choice(["SYNC", "SYNC", "ASYNC", "MEMORY", "MEMORY"])
+    mode = draw.choice(["SYNC", "SYNC", "ASYNC", "MEMORY", "MEMORY", "NO_UPLOAD"])
     steps = draw.randint(2, 7)
     memory_every = draw.choice([1, 2, 3]) if mode == "SYNC" and draw.random() < 0.3 else None
     count = draw.choice([0, 1, 1, 1, 2, 2, 3])
@@ -111,5 +121,10 @@ def drawn(seed: int) -> Scenario:
         score=draw.choice(["", "", "min", "max"]),
         max_failures=draw.choice([0, 1, 3, -1]),
         raises=raises,
+        rolls_back=frozenset({(draw.randrange(ranks), draw.randrange(steps))} if draw.random() < 0.15 else ()),
+        deletes=draw.random() < 0.2,
+        lists=draw.random() < 0.2,
+        meets=draw.random() < 0.2,
+        least=draw.choice([None, None, 1]),
         faults=faults,
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import pickle
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.config import CheckpointUploadMode
-from distrain.api.context import TrainContext
+from distrain.api.context import CheckpointConsistencyMode, TrainContext
 from distrain.api.store_options import StoreOptions
 from distrain.errors import Rollback
 from distrain.storage.checkpoint import Checkpoint
@@ -112,6 +112,7 @@ class SimulatedRank:
         context = TrainContext(**{**spec.context, "devices": tuple(spec.context["devices"])})
         start = context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None
         session = Session(self, context, start)
+        session.host = self.agent.host  # type: ignore[attr-defined]
         session._nan_metric, session._skip_to = spec.nan_metric, spec.skip_to
         session._prefers_memory = spec.memory_every is not None
         session._memory = MemoryParts(self.agent.host.memory / f"rank_{self.number}")
@@ -151,11 +152,18 @@ class SimulatedRank:
                 self.play.collectives.enter(self)
             if (self.number, step, self.attempt) in scenario.raises:
                 raise ValueError(f"step {step} fails")
+            if (self.number, step) in scenario.rolls_back and (self.number, step) not in self.play.rolled_back:
+                self.play.rolled_back.add((self.number, step))
+                raise Rollback("the loss is bad")
+            if scenario.meets and step % 3 == 1:
+                session.meet("barrier()", b"")
             stop = scenario.asks_to_stop and session.should_stop()
             if (step + 1) % scenario.report_every == 0:
                 self._report(session, step)
             if scenario.looks and draw.random() < 0.2:
                 session.get_checkpoint()
+            if scenario.lists and draw.random() < 0.2:
+                session.all_checkpoints(CheckpointConsistencyMode.COMMITTED, None)
             if stop:
                 return step
         return scenario.steps
@@ -180,14 +188,19 @@ class SimulatedRank:
             files = {name: json.dumps({**state, "rank": self.number if scenario.own_names else -1}).encode()}
             if scenario.own_names:
                 files[f"more_{self.number}.bin"] = f"{state}".encode() * 10
-            folder = self.play.local / f"{self.life}-{self.attempt}-{self.number}-{index}"
-            folder.mkdir(parents=True)
+            if scenario.mode == "NO_UPLOAD":
+                folder = self.play.run_directory / f"checkpoint_own-{self.attempt}-{index}"
+            else:
+                folder = self.play.local / f"{self.life}-{self.attempt}-{self.number}-{index}"
+            folder.mkdir(parents=True, exist_ok=True)
             for file, content in files.items():
                 (folder / file).write_bytes(content)
         mode = scenario.mode
         call = Call(self.life, self.attempt, self.number, index, step, files, self.world.now, mode=mode)
         self.play.calls.append(call)
         options = StoreOptions(mode=_MODES[mode]) if mode != "SYNC" else StoreOptions()
+        if scenario.deletes and mode != "NO_UPLOAD":
+            options = replace(options, delete=True)
         metrics = {"step": step, "loss": self.play.loss(step), "rank": self.number}
         try:
             session.report(metrics, Checkpoint(str(folder)) if folder else None, options)
