@@ -103,7 +103,8 @@ def the_culprit_was_hit(play: Play) -> Iterator[str]:
                 first = fact.failures[0]
                 hit = (life.number, fact.attempt, first.rank) in play.hit or (first.rank, fact.attempt) in raised
                 if not hit and first.rank >= 0 and not _has(
-                    play, "kill host", "kill agent", "cut link", "stop coordinator", "full disk", "broken disk", "flip disk"
+                    play, "kill host", "kill agent", "cut link", "stop coordinator", "full disk", "broken disk", "flip disk",
+                    "flip memory",
                 ):
                     yield f"attempt {fact.attempt}: {first} is blamed, and was not hit"
 
@@ -141,7 +142,7 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
         index = {fact.name: fact.index for fact in committed}
         newest = max(kept, key=lambda fact: fact.index).name if kept else ""
         start = (rank.spec.checkpoint or "").rpartition("/")[2]
-        if index.get(start, -1) < index.get(newest, -1):
+        if (start in index or not start) and index.get(start, -1) < index.get(newest, -1):
             yield f"attempt {rank.attempt} starts from {start or 'scratch'} instead of {newest}"
 
 
