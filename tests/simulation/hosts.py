@@ -180,11 +180,8 @@ class Agent:
                 self._start(message)
             case wire.Stop():
                 self._stop(message)
-            case wire.TakeStacks(attempt=attempt) if attempt == self._attempt:
-                living = [rank.number for rank in self._living()]
-                for number in living:
-                    self.up.send(wire.StackDump(attempt=attempt, rank=number, body=b""))
-                self.up.send(wire.StacksDone(attempt=attempt, silent=[]))
+            case wire.TakeStacks(attempt=attempt) if attempt == self._attempt and self._stopping is None:
+                self.loop.call_in("stacks", 0.2, lambda: self._send_stacks(watches=message.watches))
             case wire.Upload() if message.attempt == self._attempt or message.ordinal < 0:
                 assert self.uploader is not None
                 order = message
@@ -192,6 +189,15 @@ class Agent:
             case wire.Close():
                 self._is_closed = True
                 self.loop.stop()
+
+    def _send_stacks(self, *, watches: bool) -> None:
+        living = self._living()
+        silent = [rank.number for rank in living if rank.process.is_stopped]
+        for rank in living:
+            if rank.number not in silent:
+                self.up.send(wire.StackDump(attempt=self._attempt, rank=rank.number, body=b""))
+        idle = [rank.number for rank in living if watches and rank.activity != "moves"]
+        self.up.send(wire.StacksDone(attempt=self._attempt, silent=silent, idle=idle))
 
     def _keep(self, message: wire.ToMemory) -> None:
         if self._memory is None:

@@ -34,6 +34,7 @@ from distrain.hosts.hostfile import HostSpec
 from distrain.storage import checkpoint, file_transfer
 from distrain.system import log
 from distrain.worker.job.job import FunctionWork
+from distrain.worker import session
 from distrain.worker.reporting import memory_part
 from tests.simulation import hosts, worker, world
 from tests.simulation.hosts import LEASE_S, Host, SimulatedRanks
@@ -78,6 +79,10 @@ class Play:
         self.hit: set[tuple[int, int, int]] = set()
         """Life, attempt and rank of those that a fault has hit."""
         self.violations: list[str] = []
+        self.stuck: dict[tuple[int, int], tuple[int, float]] = {}
+        """By life and attempt: the rank that was made to stand still, and when."""
+        self.stopped: list[tuple[int, int, int, float, float]] = []
+        """Life, attempt and number of ranks that were stopped, from when until when."""
         self.flipped: list[Path] = []
         self.rolled_back: set[tuple[int, int]] = set()
         self.disk_error = 0
@@ -216,6 +221,7 @@ class Play:
                 rank = ranks[fault.target % len(ranks)]
                 self._hit(rank)
                 self.world.say(f"rank {rank.number} is stopped for {fault.lasts:g} s")
+                self.stopped.append((rank.life, rank.attempt, rank.number, self.world.now, self.world.now + fault.lasts))
                 rank.process.stop()
                 self.world.after(fault.lasts, rank.process.resume)
             case "kill host" if up:
@@ -399,6 +405,7 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(memory_keeper, "threading", threading),
         mock.patch.object(memory_keeper, "SimpleQueue", Queue),
         mock.patch.object(local_store, "threading", threading),
+        mock.patch.object(session, "threading", threading),
         mock.patch.object(file_transfer, "in_threads", lambda function, items, threads=0: [function(i) for i in items]),
         mock.patch.object(memory_part, "_check_room", lambda needed: _check_room(of)),
         mock.patch.object(os, "mkdir", slow(os.mkdir)),

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from distrain.api.observer import AttemptEnded, Committed
+from distrain.api.observer import AttemptEnded, Committed, HangBegan
 from distrain.storage.checkpoint import MANIFEST_FILE
 from distrain.storage.records import damage_of
 
@@ -163,11 +163,26 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
 
 def report_returns_soon(play: Play) -> Iterator[str]:
     """report() returns within its bounds while the world is healthy."""
-    if play.scenario.faults or play.scenario.raises or play.scenario.rolls_back:
+    if play.scenario.faults or play.scenario.raises or play.scenario.rolls_back or play.scenario.sticks:
         return
     for call in play.calls:
         if call.ended is None or call.ended - call.began > 8 * max(play.scenario.step_s) * play.scenario.steps + 15:
             yield f"report {call.index} of rank {call.rank} took {(call.ended or 0) - call.began:.1f} s"
+
+
+def hangs_are_named(play: Play) -> Iterator[str]:
+    """A hang is named within seconds, with the right rank; ranks that are only busy, or slow, never are."""
+    hangs = [(at, fact) for at, fact in play.told if isinstance(fact, HangBegan)]
+    made = {number for number, _ in play.stuck.values()} | {number for _, _, number, _, _ in play.stopped}
+    for at, fact in hangs:
+        if not set(fact.culprits) <= made:
+            yield f"at {at:.1f} ranks {fact.culprits} were called stuck: {fact.text}"
+    quiet = not play.scenario.faults and not play.scenario.raises and not play.scenario.rolls_back
+    if quiet and play.scenario.collectives and play.scenario.ranks > 1:
+        for number, began in play.stuck.values():
+            limit = began + 20 * max(play.scenario.step_s) + 12
+            if not any(began < at < limit and fact.culprits == [number] for at, fact in hangs):
+                yield f"rank {number} was stuck since {began:.1f}, and is not named"
 
 
 PROPERTIES = [
@@ -179,4 +194,5 @@ PROPERTIES = [
     no_start_is_too_old,
     the_best_and_the_last_are_kept,
     report_returns_soon,
+    hangs_are_named,
 ]

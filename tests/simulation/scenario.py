@@ -48,6 +48,8 @@ class Scenario:
     raises: frozenset[tuple[int, int, int]] = frozenset()
     rolls_back: frozenset[tuple[int, int]] = frozenset()
     """Rank and step at which it asks to roll back, once."""
+    sticks: tuple[int, int, int] | None = None
+    """Rank, step and attempt in which it stands still for a minute."""
     deletes: bool = False
     lists: bool = False
     meets: bool = False
@@ -122,6 +124,7 @@ def drawn(seed: int) -> Scenario:
         max_failures=draw.choice([0, 1, 3, -1]),
         raises=raises,
         rolls_back=frozenset({(draw.randrange(ranks), draw.randrange(steps))} if draw.random() < 0.15 else ()),
+        sticks=(draw.randrange(ranks), draw.randrange(steps), 0) if draw.random() < 0.1 else None,
         deletes=draw.random() < 0.2,
         lists=draw.random() < 0.2,
         meets=draw.random() < 0.2,

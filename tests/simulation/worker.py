@@ -17,6 +17,7 @@ from distrain.errors import Rollback
 from distrain.storage.checkpoint import Checkpoint
 from distrain.worker.reporting.memory_part import MemoryParts
 from distrain.worker.session import Session
+from distrain.worker.standstill import STANDING_S
 from tests.simulation.world import Process
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tests.simulation.play import Play
     from tests.simulation.scenario import Scenario
 
+_SAMPLE_S = 0.5
 _MODES = {mode.name: mode for mode in CheckpointUploadMode}
 
 
@@ -66,6 +68,10 @@ class SimulatedRank:
         self.in_collective: int | None = None
         self.collectives = 0
         self.is_done = False
+        self.activity = "moves"
+        """What its main thread does, as the sampler sees it: moves, waits, stuck."""
+        self.since = self.world.now
+        """Since when it does that."""
 
     # -- its process ----------------------------------------------------------------------------------------------
 
@@ -86,6 +92,7 @@ class SimulatedRank:
         code, outcome = 0, {"ok": True, "body": pickle.dumps(None)}
         try:
             session.send(wire.Running)
+            self.process.start(lambda: self._sample(session))
             outcome["body"] = pickle.dumps(self._train(session))
             session.finish_uploads()
         except (Exception, SystemExit, KeyboardInterrupt) as error:
@@ -106,6 +113,45 @@ class SimulatedRank:
         else:
             self.play.collectives.gone(self)
         self.world.pause(0.1)
+
+    # -- the sampler ----------------------------------------------------------------------------------------------
+
+    def does(self, activity: str) -> None:
+        self.activity, self.since = activity, self.world.now
+
+    def _sample(self, session: Session) -> None:
+        """Tell the coordinator when the main thread stands still, and when it moves again, as the sampler does."""
+        told = ("", "")
+        asked = False
+
+        def ask() -> None:
+            nonlocal asked
+            asked = True
+
+        session.on_question = ask
+        seen = self.world.now
+        while not self.is_done:
+            self.world.sleep(_SAMPLE_S * (0.5 + self.world.random.random()))
+            session.poll()
+            if self.world.now - seen > STANDING_S:  # the process was stopped
+                told, self.since = ("?", ""), self.world.now
+            seen = self.world.now
+            state, since = "", self.since
+            if session._call and self.activity == "moves":
+                state, since = "asks", self._called_at
+            elif self.activity != "moves":
+                state = {"waits": "blocked", "stuck": "stuck"}[self.activity]
+            if self.world.now - since < STANDING_S:
+                state = ""
+            now = (state, f"{self.activity} (train.py:1)" if state else "")
+            if asked or now != told:
+                told, asked = now, False
+                seconds = round(self.world.now - since, 3)
+                session.send(wire.Standstill, state=now[0], place=now[1], seconds=seconds)
+
+    @property
+    def _called_at(self) -> float:
+        return max((call.began for call in self.play.calls if call.rank == self.number), default=self.world.now)
 
     def _session(self) -> Session:
         spec = self.spec
@@ -149,7 +195,14 @@ class SimulatedRank:
         for step in range(first, scenario.steps):
             self.world.sleep(draw.expovariate(1 / scenario.step_s[self.number % len(scenario.step_s)]))
             if scenario.collectives and size > 1:
+                self.does("waits")
                 self.play.collectives.enter(self)
+                self.does("moves")
+            if (self.number, step, self.attempt) == scenario.sticks:
+                self.does("stuck")
+                self.play.stuck[self.life, self.attempt] = (self.number, self.world.now)
+                self.world.sleep(60)
+            self.does("moves")
             if (self.number, step, self.attempt) in scenario.raises:
                 raise ValueError(f"step {step} fails")
             if (self.number, step) in scenario.rolls_back and (self.number, step) not in self.play.rolled_back:

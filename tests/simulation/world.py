@@ -374,12 +374,13 @@ class Threading:
     """What distrain uses of the module ``threading``, with tasks instead of threads."""
 
     TIMEOUT_MAX = threading.TIMEOUT_MAX
-    Lock, RLock = threading.Lock, threading.RLock
+    Lock = threading.Lock
     current_thread, main_thread = staticmethod(threading.current_thread), staticmethod(threading.main_thread)
 
     def __init__(self, world: World) -> None:
         self.Thread = type("Thread", (_Thread,), {"world": world})
         self.Event = type("Event", (_Event,), {"world": world})
+        self.RLock = type("RLock", (_RLock,), {"world": world})
 
 
 class _Thread:
@@ -429,6 +430,44 @@ class _Event:
             self._waiting.append(self.world.current)
             self.world.wait(until)
         return self._is_set
+
+
+class _RLock:
+    world: World
+
+    def __init__(self) -> None:
+        self._owner: Task | None = None
+        self._depth = 0
+        self._waiting: list[Task] = []
+
+    def acquire(self, blocking: bool = True) -> bool:
+        task = self.world.current
+        while self._owner not in (None, task):
+            if not blocking:
+                return False
+            assert task is not None
+            self._waiting.append(task)
+            self.world.wait()
+        self._owner = task
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
+            waiting, self._waiting = self._waiting, []
+            for task in waiting:
+                task.wake()
+
+    def _is_owned(self) -> bool:
+        return self._owner is not None and self._owner is self.world.current
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
 
 class Queue:
