@@ -30,10 +30,10 @@ def published_checkpoints_are_complete(play: Play) -> Iterator[str]:
     for path, manifest in _published(play):
         if any(path in file.parents for file in play.flipped):
             continue
+        if "lacks" in manifest or "suspect" in manifest:
+            continue
         if damage := damage_of(path):
             yield f"{path.name} is damaged: {damage}"
-            continue
-        if "lacks" in manifest or "suspect" in manifest:
             continue
         # Attempts keep their numbers over starts, so attempt and index name a call of each rank.
         index = _index_of(manifest, play)
@@ -178,7 +178,8 @@ def hangs_are_named(play: Play) -> Iterator[str]:
         if not set(fact.culprits) <= made:
             yield f"at {at:.1f} ranks {fact.culprits} were called stuck: {fact.text}"
     quiet = not play.scenario.faults and not play.scenario.raises and not play.scenario.rolls_back
-    if quiet and play.scenario.collectives and play.scenario.ranks > 1:
+    others_wait = play.scenario.sticks and play.scenario.sticks[1] < play.scenario.steps - 1
+    if quiet and others_wait and play.scenario.collectives and play.scenario.ranks > 1:
         for number, began in play.stuck.values():
             limit = began + 20 * max(play.scenario.step_s) + 12
             if not any(began < at < limit and fact.culprits == [number] for at, fact in hangs):
