@@ -224,8 +224,8 @@ class ReportHandler:
 
     @property
     def is_busy(self) -> bool:
-        """True while files are stored for ranks, or a rank waits for checkpoints of others, for a limited time."""
-        return bool(self._uploads) or self._list_deadline is not None
+        """True while files are stored for ranks."""
+        return bool(self._uploads)
 
     def awaits_uploads(self, lost: Collection[int] = ()) -> bool:
         """Return whether uploads are all that the next checkpoint waits for; those of ``lost`` ranks never end."""

@@ -203,6 +203,7 @@ def test_get_checkpoint_waits_for_a_commit_that_is_under_way(tmp_path: Path, mon
         handler.handle(wire.AskCheckpointList(attempt=0, rank=0, index=1, validated=False, at_once=False, synced=True))
         handler.tick()
         assert not only(wire.CheckpointList, sent)
+        assert not handler.is_busy  # rank 0 waits for another rank, which may be stuck, and not for the storage
     handler.tick()
     assert only(wire.CheckpointList, sent)
     store.close()
