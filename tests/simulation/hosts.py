@@ -144,7 +144,9 @@ class Agent:
     def receive(self, frame: wire.Frame) -> None:
         if self.process.is_alive:
             take = lambda: self._take(frame)  # noqa: E731
-            self.process.unread.append(lambda: self.loop.post(take)) if self.process.is_stopped else self.loop.post(take)
+            self.process.unread.append(lambda: self.loop.post(take)) if self.process.is_stopped else self.loop.post(
+                take
+            )
 
     def _beat(self) -> None:
         silence_s = self.loop.silence_s(self.heard_at)

@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import random
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -93,10 +94,7 @@ class Play:
         self.loaded: list[Any] = []
         slots = -(-scenario.ranks // scenario.hosts)
         names = [f"host{n}" for n in range(scenario.hosts + scenario.spares)]
-        self.hosts = {
-            name: Host(self.world, name, root / name, slots, self.make_rank)
-            for name in names
-        }
+        self.hosts = {name: Host(self.world, name, root / name, slots, self.make_rank) for name in names}
 
     @property
     def life(self) -> int:
@@ -221,7 +219,9 @@ class Play:
                 rank = ranks[fault.target % len(ranks)]
                 self._hit(rank)
                 self.world.say(f"rank {rank.number} is stopped for {fault.lasts:g} s")
-                self.stopped.append((rank.life, rank.attempt, rank.number, self.world.now, self.world.now + fault.lasts))
+                self.stopped.append(
+                    (rank.life, rank.attempt, rank.number, self.world.now, self.world.now + fault.lasts)
+                )
                 rank.process.stop()
                 self.world.after(fault.lasts, rank.process.resume)
             case "kill host" if up:
@@ -333,6 +333,14 @@ class _Recorder:
         if isinstance(fact, RankTrains):
             engine = self._life.coordinator
             self._play.first_steps[engine._attempt] = engine.report_handler._first_step
+
+
+def played(scenario: Scenario) -> Play:
+    """Play a scenario in a new directory in memory, and delete that."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="distrain-simulation-") as folder:  # noqa: S108
+        play = Play(scenario, Path(folder))
+        play.play()
+        return play
 
 
 # -- the patches that make the world the only one --------------------------------------------------------------------
@@ -448,4 +456,4 @@ def _rank_of(of: World) -> Any:
     return of.current.process.session  # type: ignore[attr-defined]
 
 
-__all__ = ["Play", "world"]
+__all__ = ["Play", "played", "world"]

@@ -102,9 +102,20 @@ def the_culprit_was_hit(play: Play) -> Iterator[str]:
             if isinstance(fact, AttemptEnded) and fact.failures and not stops:
                 first = fact.failures[0]
                 hit = (life.number, fact.attempt, first.rank) in play.hit or (first.rank, fact.attempt) in raised
-                if not hit and first.rank >= 0 and not _has(
-                    play, "kill host", "kill agent", "cut link", "stop coordinator", "full disk", "broken disk", "flip disk",
-                    "flip memory",
+                if (
+                    not hit
+                    and first.rank >= 0
+                    and not _has(
+                        play,
+                        "kill host",
+                        "kill agent",
+                        "cut link",
+                        "stop coordinator",
+                        "full disk",
+                        "broken disk",
+                        "flip disk",
+                        "flip memory",
+                    )
                 ):
                     yield f"attempt {fact.attempt}: {first} is blamed, and was not hit"
 
@@ -127,7 +138,9 @@ def nothing_is_left(play: Play) -> Iterator[str]:
 def no_start_is_too_old(play: Play) -> Iterator[str]:
     """An attempt starts from the newest checkpoint that was committed, if nothing that held it was lost."""
     in_memory = play.scenario.mode == "MEMORY" or play.scenario.memory_every
-    if in_memory and _has(play, "kill host", "kill agent", "cut link", "stop coordinator", "flip memory", "full memory"):
+    if in_memory and _has(
+        play, "kill host", "kill agent", "cut link", "stop coordinator", "flip memory", "full memory"
+    ):
         return
     if play.flipped or _has(play, "full disk", "broken disk"):
         return

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from distrain import CheckpointConfig, FailureConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True)
@@ -83,9 +88,27 @@ FAULTS = (
 )  # fmt: skip
 
 
-def drawn(seed: int) -> Scenario:
-    """Return the scenario of a seed."""
-    draw = random.Random(seed)
+THEMES = {
+    "memory": lambda one: one.mode == "MEMORY" or one.memory_every is not None,
+    "hangs": lambda one: one.sticks is not None or any(fault.kind == "stop rank" for fault in one.faults),
+    "starts": lambda one: any(fault.kind == "kill coordinator" for fault in one.faults),
+    "disks": lambda one: any("disk" in fault.kind for fault in one.faults),
+    "rollbacks": lambda one: bool(one.rolls_back),
+}
+"""What --only of scripts/fuzz selects."""
+
+
+def drawn(seed: int, themes: Sequence[str] = ()) -> Scenario:
+    """Return the scenario of a seed; with themes, one that has them all."""
+    for number in itertools.count():
+        scenario = _drawn(seed, number)
+        if all(THEMES[theme](scenario) for theme in themes):
+            return scenario
+    raise AssertionError("never reached")
+
+
+def _drawn(seed: int, number: int) -> Scenario:
+    draw = random.Random(f"{seed} {number}" if number else seed)
     hosts = draw.choice([1, 1, 2, 3])
     ranks = hosts * draw.choice([1, 2]) if hosts > 1 else draw.choice([1, 2, 3, 4])
     mode = draw.choice(["SYNC", "SYNC", "ASYNC", "MEMORY", "MEMORY", "NO_UPLOAD"])

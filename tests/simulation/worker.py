@@ -201,7 +201,7 @@ class SimulatedRank:
             if (self.number, step, self.attempt) == scenario.sticks:
                 self.does("stuck")
                 self.play.stuck[self.life, self.attempt] = (self.number, self.world.now)
-                self.world.sleep(60)
+                self.world.sleep(40)
             self.does("moves")
             if (self.number, step, self.attempt) in scenario.raises:
                 raise ValueError(f"step {step} fails")

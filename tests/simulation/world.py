@@ -44,6 +44,8 @@ class World:
         self.current: Task | None = None
         """The task that runs now; None in the hub."""
         self.is_over = False
+        self.count = 0
+        """Events so far."""
         self._hub = getcurrent()
         self._events: list[tuple[float, float, int, Process | None, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -70,6 +72,7 @@ class World:
         while self._events and any(one.is_alive for one in processes) and self._events[0][0] <= until:
             moment, _, _, process, do = heapq.heappop(self._events)
             self.now = max(self.now, moment)
+            self.count += 1
             if process is None or process.is_alive:
                 if process is not None and process.is_stopped:
                     process.held.append(do)
