@@ -65,7 +65,8 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     __file__,
     modules=(
-        "collective", "data", "huggingface", "jax", "lightning", "page", "session", "tensorflow", "torch", "trackers",
+        "collective", "data", "huggingface", "jax", "lightgbm", "lightning", "page", "session", "tensorflow", "torch",
+        "trackers", "xgboost",
     ),
     explain=explain,
 )  # fmt: skip

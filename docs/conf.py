@@ -34,7 +34,7 @@ myst_heading_anchors = 4
 
 # Frameworks are replaced, so that the build takes seconds and needs none of them. autodoc_mock_imports would replace
 # them only while a module is imported, and would import them for the signatures.
-FRAMEWORKS = "accelerate jax keras lightning pytorch_lightning tensorflow tf_keras torch transformers"
+FRAMEWORKS = "accelerate jax keras lightning pytorch_lightning tensorflow tf_keras torch transformers xgboost"
 sys.meta_path.insert(0, MockFinder(FRAMEWORKS.split()))
 autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"

@@ -9,17 +9,15 @@ between, and the run continues from the last checkpoint, which is a file of Ligh
 
 import os
 import signal
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import lightgbm
 import numpy as np
 
 import distrain
-from distrain import Checkpoint, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
+from distrain import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
+from distrain.lightgbm import RayTrainReportCallback, get_network_params
 
-MODEL_FILE = "model.txt"
 PARAMETERS = {"objective": "regression", "metric": "rmse", "num_leaves": 15, "learning_rate": 0.3, "verbose": -1}
 KILLED_IN_ROUND = 7
 ROUNDS_PER_CHECKPOINT = 5
@@ -30,54 +28,28 @@ def make_rows(seed: int, number: int = 2000) -> tuple[np.ndarray, np.ndarray]:
     return features, features[:, 0] * features[:, 1] + np.sin(3 * features[:, 2])
 
 
-def network() -> dict[str, Any]:
-    """Return LightGBM's parameters that connect the workers."""
-    context = distrain.get_context()
-    addresses = context.get_worker_addresses("lightgbm")
-    own_port = addresses[context.get_world_rank()].rpartition(":")[2]
-    return {
-        "tree_learner": "data",  # each worker has rows of its own
-        "pre_partition": True,
-        "num_machines": len(addresses),
-        "machines": ",".join(addresses),
-        "local_listen_port": int(own_port),
-    }
-
-
-class Reporter:
-    """Reports every round, and the model after some rounds. Rank 0 brings it, as all ranks have the same."""
-
-    def __init__(self, kill: bool) -> None:
-        self.kill = kill
-
-    def __call__(self, env: lightgbm.callback.CallbackEnv) -> None:
-        done, rank = env.model.current_iteration(), distrain.get_context().get_world_rank()
-        [(_, _, rmse, _)] = env.evaluation_result_list
-        if self.kill and done == KILLED_IN_ROUND and rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        with tempfile.TemporaryDirectory() as folder:
-            env.model.save_model(Path(folder, MODEL_FILE))
-            brings = rank == 0 and done % ROUNDS_PER_CHECKPOINT == 0
-            checkpoint = Checkpoint.from_directory(folder) if brings else None
-            distrain.report({"round": done, "rmse": rmse}, checkpoint=checkpoint)
+def kill(env: lightgbm.callback.CallbackEnv) -> None:
+    """Kill the worker of rank 1."""
+    if env.model.current_iteration() == KILLED_IN_ROUND and distrain.get_context().get_world_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train_func(config: dict[str, Any]) -> None:
-    checkpoint, model = distrain.get_checkpoint(), None
-    if checkpoint is not None:
-        with checkpoint.as_directory() as folder:
-            model = lightgbm.Booster(model_file=Path(folder, MODEL_FILE))
+    checkpoint = distrain.get_checkpoint()
+    model = RayTrainReportCallback.get_model(checkpoint) if checkpoint else None
     done = 0 if model is None else model.current_iteration()
     print(f"begins after round {done}")
     rows = lightgbm.Dataset(*make_rows(seed=distrain.get_context().get_world_rank()), free_raw_data=False)
+    reporter = RayTrainReportCallback(metrics={"rmse": "train-rmse"}, frequency=ROUNDS_PER_CHECKPOINT)
+    own_rows = {"tree_learner": "data", "pre_partition": True}  # each worker has rows of its own
     trained = lightgbm.train(
-        {**PARAMETERS, **network()},
+        {**PARAMETERS, **own_rows, **get_network_params()},
         rows,
         num_boost_round=config["rounds"] - done,
         valid_sets=[rows],
         valid_names=["train"],
         init_model=model,
-        callbacks=[Reporter(kill=model is None)],
+        callbacks=[reporter] if model else [reporter, kill],
     )
     trained.free_network()
 
@@ -90,8 +62,7 @@ def main() -> None:
         run_config=RunConfig(failure_config=FailureConfig(max_failures=1)),
     ).fit()
     print(f"a worker was killed in round {KILLED_IN_ROUND}, and the run went on: rmse {result.metrics['rmse']:.4f}")
-    with result.checkpoint.as_directory() as folder:
-        model = lightgbm.Booster(model_file=Path(folder, MODEL_FILE))
+    model = RayTrainReportCallback.get_model(result.checkpoint)
     features, targets = make_rows(seed=99)
     error = model.predict(features) - targets
     print(f"{model.current_iteration()} rounds; rmse on other rows: {np.sqrt((error**2).mean()):.4f}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distrain.cli.explaining import entries, explain
+from distrain.cli.explaining import entries, explain, explain_parser, run_explain, topics
 from tests.error_texts import covers, texts
 
 OF_OTHERS = {
@@ -82,10 +82,21 @@ def test_links_are_addresses_and_what_fits_nothing_names_the_nearest() -> None:
     assert "https://distrain.github.io/distrain/failures.html#out-of-memory" in found.stdout
     near = explained(text="the dataset is the one of my checkpoint")
     assert (near.returncode, near.stdout) == (1, "")
-    assert near.stderr.startswith("no entry fits; the nearest:\n  is not the one of the checkpoint: …\nall: ")
+    assert near.stderr.startswith("no entry fits; the nearest:\n  is not the one of the checkpoint: …\ntopics: ")
     for text in ("\n", "the checkpoint is on the moon", "finished after 3.6 s at report 3; try again"):
-        nothing = "no entry fits\nall: https://distrain.github.io/distrain/troubleshooting.html\n"
+        nothing = f"no entry fits\ntopics: {', '.join(topics())}\n"
         assert explained(text=text).stderr == nothing
+
+
+@pytest.mark.parametrize(
+    ("word", "topic"), [("hang", "Hangs"), ("memory", "Lack of memory"), ("GPUs", "Resources and")]
+)
+def test_a_word_that_names_a_topic_lists_its_entries(word: str, topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_explain(explain_parser().parse_args([word])) == 0
+    first, *titles = capsys.readouterr().out.splitlines()
+    assert first.startswith(topic)
+    assert [f"  {title}" for title in topics()[first]] == titles
+    assert len(titles) > 2
 
 
 def test_colours_and_bytes_that_are_not_utf8_do_not_matter() -> None:

@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -226,6 +227,8 @@ class ForkServer:
             if rank is not None:
                 sent = self._signalled.pop(pid, set())
                 by_us = os.WIFSIGNALED(status) and os.WTERMSIG(status) in sent
+                if status == signal.SIGKILL and not by_us and _is_out_of_cpu_time(usage):
+                    status = signal.SIGXCPU  # which a soft limit sends
                 self._send(
                     kind="exited",
                     rank=rank,
@@ -252,6 +255,11 @@ class ForkServer:
         """Kill the workers, with their process groups, and all other descendants."""
         process.kill_groups([pid for pid in self._workers if not process.has_ended(pid)])
         process.kill_descendants()
+
+
+def _is_out_of_cpu_time(usage: resource.struct_rusage) -> bool:
+    """Tell if a process has used the CPU time of a hard limit, such as that of ``ulimit -t``."""
+    return 0 < resource.getrlimit(resource.RLIMIT_CPU)[1] < usage.ru_utime + usage.ru_stime + 1  # infinity is -1
 
 
 @contextlib.contextmanager

@@ -633,15 +633,22 @@ class Agent:
         self._send_stacks()
         assert self._stopping is not None
         if self._stopping.last_grace_s > 0:
-            self._signal(signal.SIGTERM, self._living())
+            self._signal(signal.SIGTERM, [worker for worker in self._living() if not worker.is_exiting])
             self._loop.call_in("wake", WAKE_S, self._wake)
             self._loop.call_in("kill", self._stopping.last_grace_s, self._kill_workers)
         else:
             self._kill_workers()
 
     def _kill_workers(self) -> None:
-        self._signal(signal.SIGKILL, self._living())
-        self._await_deaths()
+        """Kill the workers; those in their exit handlers after their grace."""
+        stop, living = self._stopping, self._living()
+        exiting = [worker for worker in living if worker.is_exiting and stop and stop.exit_grace_s > stop.last_grace_s]
+        self._signal(signal.SIGKILL, [worker for worker in living if worker not in exiting])
+        if stop and exiting:
+            self._stopping = replace(stop, exit_grace_s=0.0)
+            self._loop.call_in("kill", stop.exit_grace_s - stop.last_grace_s, self._kill_workers)
+        else:
+            self._await_deaths()
 
     def _await_deaths(self) -> None:
         """Wait for the forkserver, which reports the deaths, as long as it answers: large memory takes time to free.

@@ -47,6 +47,8 @@ class WorkerPipes:
         self.pid = 0
         """0 until it is known."""
         self.spawned = False
+        self.is_exiting = False
+        """True once it has sent its outcome."""
         self.exited = False
         for fd in (out_read, err_read, stacks_read):
             os.set_blocking(fd, False)
@@ -118,6 +120,7 @@ class WorkerRelay:
     def _forward(self, worker: WorkerPipes, frames: list[wire.Frame]) -> None:
         if any(frame.kind in _AFTER_OUTPUT for frame in frames):
             self._drain_output(worker)
+        worker.is_exiting |= any(frame.kind == wire.Outcome.__name__ for frame in frames)
         self._queue(frames)
         self._pause_if_flooded()
         if worker.channel.broken is not None and not worker.exited:

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from distrain.api.observer import Observer
-from distrain.api.ray_names import checks_arguments
+from distrain.api.ray_names import checks_arguments, is_asked_for_as_ray
 from distrain.api.tracker import Tracker
 from distrain.hosts.hostfile import check_transport, parse_hosts, split_ssh_args
+from distrain.storage.retention import LOWEST_IS_BEST
 from distrain.system.arguments import check_choice, check_fields, check_int, check_ranks, check_seconds, check_type
+from distrain.system.log import warn_once
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -121,7 +123,13 @@ class ScalingConfig:
 
     def _check_resources(self) -> None:
         check_fields(self, check_type, "resources_per_worker", kind=dict, optional=True)
-        for name, amount in (self.resources_per_worker or {}).items():
+        for name, amount in dict(self.resources_per_worker or {}).items():
+            kind = str(name).removeprefix("accelerator_type:")  # Ray's resource for GPUs of a product
+            if kind != str(name) and amount and self.accelerator_type in (None, kind):
+                others = {own: value for own, value in (self.resources_per_worker or {}).items() if own != name}
+                object.__setattr__(self, "resources_per_worker", others)
+                object.__setattr__(self, "accelerator_type", kind)
+                continue
             label = f"ScalingConfig.resources_per_worker[{name!r}]"
             if name not in RESOURCES and amount == 0:
                 continue
@@ -319,7 +327,8 @@ class CheckpointConfig:
         checkpoint is never deleted.
     checkpoint_score_attribute: metric to rank by; ``"eval/loss"`` reads ``metrics["eval"]["loss"]``. Missing and NaN
         scores rank worst, whatever the order.
-    checkpoint_score_order: the better scores: the higher ones (``"max"``) or the lower ones (``"min"``).
+    checkpoint_score_order: the better scores: the higher ones (``"max"``, the default) or the lower ones (``"min"``).
+        A metric of which the lowest value usually is the best, by its name, such as a loss, needs one of the two.
     checkpoint_ranks: the ranks that report checkpoints, such as ``[0]`` if only rank 0 saves, or ``"all"``. A
         checkpoint waits for the n-th report of these ranks only. With None, it waits for all ranks, but only
         ``missing_rank_s`` for those that have never reported.
@@ -337,7 +346,7 @@ class CheckpointConfig:
 
     num_to_keep: int | None = None
     checkpoint_score_attribute: str | None = None
-    checkpoint_score_order: Literal["max", "min"] = "max"
+    checkpoint_score_order: Literal["max", "min"] = None  # type: ignore[assignment] # __post_init__ replaces it
     checkpoint_ranks: Sequence[int] | Literal["all"] | None = None
     missing_rank_s: float = 60.0
     memory_every: int | None = None
@@ -346,6 +355,14 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         check_fields(self, check_int, "num_to_keep", "memory_every", minimum=1, optional=True)
         check_fields(self, check_type, "checkpoint_score_attribute", kind=str, optional=True)
+        if vars(self)["checkpoint_score_order"] is None:
+            object.__setattr__(self, "checkpoint_score_order", "max")
+            metric = self.checkpoint_score_attribute or ""
+            if LOWEST_IS_BEST.search(metric.lower()):
+                choose = 'checkpoint_score_order="min" keeps the lowest ones, checkpoint_score_order="max" the highest'
+                if not is_asked_for_as_ray():
+                    raise ValueError(f"CheckpointConfig.checkpoint_score_attribute is {metric!r}: {choose}; choose one")
+                warn_once(f"the checkpoints with the highest {metric} are kept, as in Ray: {choose}")
         check_fields(self, check_choice, "checkpoint_score_order", choices=("max", "min"))
         if self.checkpoint_ranks not in (None, "all"):
             check_fields(self, check_ranks, "checkpoint_ranks", allowed='ranks, such as [0], "all"')
@@ -381,7 +398,7 @@ class LoggingConfig:
 
     log_level: the lowest level of distrain's own lines, as in ``logging``: INFO shows progress, WARNING only what you
         should read, ERROR nothing.
-    ranks: the ranks whose output is shown; None, the default, shows all. The log files have everything.
+    ranks: the ranks whose output is shown, all by default. The log files have everything.
 
     >>> LoggingConfig(log_level="warning", ranks=[0]).log_level
     'WARNING'
@@ -692,7 +709,7 @@ class UserCallback:
     ) -> None:
         """Run after every rank has made its n-th report, or will make none.
 
-        metrics: the reports by rank; None for a rank that makes no n-th report.
+        metrics: the reports by rank; None for a rank that makes no n-th report. At least one rank does.
         checkpoint: the checkpoint that was committed with these reports.
         """
 

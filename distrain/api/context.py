@@ -51,6 +51,24 @@ class StorageContext:
         return f"{self.experiment_fs_path}/{checkpoint_dir_name}"
 
 
+class TrialResources(dict[str, float]):
+    """What each worker has. Ray returns the same as a ``PlacementGroupFactory``, so this has its attributes, too.
+
+    bundles: what each worker has, in the order of the ranks.
+
+    ::
+
+        cpus = distrain.get_context().get_trial_resources().bundles[-1].get("CPU", 1)
+    """
+
+    bundles: list[dict[str, float]]
+
+    @property
+    def required_resources(self) -> dict[str, float]:
+        """What all workers have together."""
+        return {name: amount * len(self.bundles) for name, amount in self.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainContext(WorkerFacts):
     """The identity of this worker and the facts of its run. Ranks count from 0.
@@ -157,9 +175,11 @@ class TrainContext(WorkerFacts):
         """
         return self.trial_dir or self.get_storage().experiment_fs_path
 
-    def get_trial_resources(self) -> dict[str, float]:
+    def get_trial_resources(self) -> TrialResources:
         """Return what each worker has: ``{"CPU": 1}`` or ``{"GPU": 1}``, or the ``resources_per_worker``."""
-        return dict(self.resources)
+        resources = TrialResources(self.resources)
+        resources.bundles = [dict(self.resources) for _ in range(self.world_size)]
+        return resources
 
 
 class CheckpointConsistencyMode(enum.Enum):

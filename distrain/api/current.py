@@ -13,6 +13,6 @@ def session_of(caller: str) -> Any:
     if session is None:
         raise RuntimeError(
             f"distrain.{caller}() only works inside a worker: call it from the function that you pass to the trainer, "
-            "or from a script started by `distrain run`"
+            "or start the script with `distrain run`, such as `distrain run --num-workers 2 train.py:main`"
         )
     return session

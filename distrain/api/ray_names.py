@@ -29,68 +29,55 @@ def is_asked_for_as_ray() -> bool:
 # -- sentences -------------------------------------------------------------------------------------------------------
 
 _AS_RAY = "`distrain run --as-ray` runs a script of Ray that has it, as it is"
-_CLUSTER = f"there is no cluster to connect to: fit() starts the workers and ends them, so leave it out; {_AS_RAY}"
-_FRAMEWORK = "use DataParallelTrainer, and call the framework in train_func"
-_INFERENCE = "distrain does not do inference: load the files of result.checkpoint.as_directory()"
-_OF_RAY_1 = "a name of Ray 1: pass train_func to TorchTrainer or DataParallelTrainer, and call fit()"
-_OUTER_LOOP = (
-    "there is no Tune: loop over your settings and call fit() for each, for example in the objective of an Optuna "
-    f"study; {_AS_RAY}"
-)
-_STOP = "use distrain.should_stop(), which becomes true on all ranks at the same call"
-_TASKS = f"there are no tasks, actors or objects: call the function itself, or use concurrent.futures; {_AS_RAY}"
-_TORCH = "use TorchTrainer, and make the library's own Trainer in train_func"
-_TPU = "TPUs are not supported"
-_TRAIN = "distrain itself replaces ray.train and ray.air: `import distrain as train`, `from distrain import session`"
 
-MISSING = {
-    "Callback": "derive from distrain.UserCallback",
-    "DataIterator": "it is distrain.data.DataIterator",
-    "Dataset": "it is distrain.data.Dataset",
-    "JaxConfig": "it is distrain.jax.JaxConfig",
-    "JaxTrainer": "it is distrain.jax.JaxTrainer",
-    "LightGBMTrainer": _FRAMEWORK,
-    "LightningConfigBuilder": _TORCH,
-    "LightningTrainer": _TORCH,
-    "NCCLHangError": "hangs of any kind are a HangError; see FailureConfig.hang_timeout_s",
-    "Predictor": _INFERENCE,
-    "PreemptionInfo": _STOP,
-    "ResultGrid": _OUTER_LOOP,
-    "SyncConfig": "there is nothing to sync: workers write to RunConfig.storage_path themselves",
-    "TRAIN_DATASET_KEY": "write 'train'",
-    "TorchXLAConfig": _TPU,
-    "TrainRunContext": "it is called RunContext",
-    "Trainer": _OF_RAY_1,
-    "TrainingCallback": "derive from distrain.UserCallback",
-    "TuneConfig": _OUTER_LOOP,
-    "TuneReportCallback": _OUTER_LOOP,
-    "Tuner": _OUTER_LOOP,
-    "ValidationFn": "any function will do for ValidationConfig(fn=...): leave the annotation out",
-    "XGBoostConfig": _FRAMEWORK,
-    "XGBoostTrainer": _FRAMEWORK,
-    "air": _TRAIN,
-    "get_preemption_info": _STOP,
-    "horovod": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
-    "init": _CLUSTER,
-    "label_selector": "hosts have no labels here",
-    "lightgbm": _FRAMEWORK,
-    "local_dir": "an old name of storage_path",
-    "preprocessor": "prepare the data in train_func",
-    "remote": _TASKS,
-    "rllib": "distrain does not do reinforcement learning: " + _FRAMEWORK,
-    "runtime_env": "use RunConfig(worker_runtime_env={'env_vars': {...}})",
-    "serve": "distrain does not serve models",
-    "shutdown": _CLUSTER,
-    "stop": "exit the loop in train_func instead",
-    "topology": _TPU,
-    "train": _TRAIN,
-    "tune": _OUTER_LOOP,
-    "use_tpu": _TPU,
-    "v2": _TRAIN,
-    "xgboost": _FRAMEWORK,
-    "xla": _TPU,
+_ADVICE = {
+    "derive from distrain.UserCallback": "Callback TrainingCallback",
+    "use DataParallelTrainer; distrain.lightgbm has a callback and get_network_params()": (
+        "LightGBMConfig LightGBMTrainer"
+    ),
+    "use TorchTrainer, and make the library's own Trainer in train_func": "LightningConfigBuilder LightningTrainer",
+    "hangs of any kind are a HangError; see FailureConfig.hang_timeout_s": "NCCLHangError",
+    "distrain does not do inference: load the files of result.checkpoint.as_directory()": "Predictor",
+    "use distrain.should_stop(), which becomes true on all ranks at the same call": (
+        "PreemptionInfo get_preemption_info"
+    ),
+    "there is nothing to sync: workers write to RunConfig.storage_path themselves": "SyncConfig",
+    "write 'train'": "TRAIN_DATASET_KEY",
+    "TPUs are not supported": "TorchXLAConfig topology use_tpu xla",
+    "it is called RunContext": "TrainRunContext",
+    "a name of Ray 1: pass train_func to TorchTrainer or DataParallelTrainer, and call fit()": "Trainer",
+    (
+        "there is no Tune: loop over your settings and call fit() for each, for example in the objective of an Optuna "
+        f"study; {_AS_RAY}"
+    ): "ResultGrid TuneConfig TuneReportCallback Tuner tune",
+    "any function will do for ValidationConfig(fn=...): leave the annotation out": "ValidationFn",
+    "distrain itself replaces ray.train and ray.air: `import distrain as train`, `from distrain import session`": (
+        "air train v2"
+    ),
+    "Horovod is not supported: use TorchTrainer or TensorflowTrainer": "horovod",
+    (
+        "there is no cluster to connect to: fit() starts the workers and ends them, so leave it out; " + _AS_RAY
+    ): "init shutdown",
+    "hosts have no labels here": "label_selector",
+    "an argument of older versions of Ray: pass a train_func that calls train(), as in docs/migration/ray.md": (
+        "dmatrix_params label_column num_boost_round params"
+    ),
+    "an old name of storage_path": "local_dir",
+    "prepare the data in train_func": "preprocessor",
+    f"there are no tasks, actors or objects: call the function itself, or use concurrent.futures; {_AS_RAY}": "remote",
+    "distrain does not do reinforcement learning: call the framework in a train_func of DataParallelTrainer": "rllib",
+    "use RunConfig(worker_runtime_env={'env_vars': {...}})": "runtime_env",
+    "distrain does not serve models": "serve",
+    "exit the loop in train_func instead": "stop",
 }
-"""Names of Ray without a counterpart here, and what to do instead."""
+_HOMES = """
+    data.DataIterator data.Dataset jax.JaxConfig jax.JaxTrainer torch.TorchTrainer torch.prepare_data_loader
+    torch.prepare_model xgboost.XGBoostConfig xgboost.XGBoostTrainer
+"""
+MISSING = {home.partition(".")[2]: f"it is distrain.{home}" for home in _HOMES.split()} | {
+    name: advice for advice, names in _ADVICE.items() for name in names.split()
+}
+"""Names of Ray without a counterpart here, or in another module, and what to do instead."""
 
 IGNORED = {
     "checkpoint_at_end": "report a checkpoint at the end of train_func",
@@ -123,6 +110,18 @@ _DEFAULTS = {
     "placement_strategy": "PACK",
 }
 """Defaults of Ray that are truthy. They cause no warning."""
+
+_POSITIONS = {
+    "CheckpointConfig": "num_to_keep checkpoint_score_attribute checkpoint_score_order",
+    "DataConfig": "datasets_to_split execution_options",
+    "FailureConfig": "max_failures fail_fast",
+    "RunConfig": """
+        name storage_path storage_filesystem failure_config checkpoint_config sync_config verbose stop callbacks
+        progress_reporter log_to_file""",
+    "ScalingConfig": """
+        trainer_resources num_workers use_gpu resources_per_worker placement_strategy accelerator_type""",
+}
+"""By class: its arguments in Ray's order. A number of workers may also come first."""
 
 _SYNONYMS = {"config": "train_loop_config"}
 """Guessed names whose letters resemble another one."""
@@ -160,11 +159,12 @@ _Class = TypeVar("_Class", bound=type)
 def checks_arguments(cls: _Class) -> _Class:
     """Decorate a class whose constructor also takes keyword arguments of Ray.
 
-    A value other than Ray's default causes a warning for those of :data:`IGNORED`, and a TypeError for those of
-    :data:`MISSING`, with the sentence. For a misspelt name, the TypeError suggests the right one; for an argument of
-    another class, that class.
+    Those of a config may come by place, in Ray's order. A value other than Ray's default causes a warning for those of
+    :data:`IGNORED`, and a TypeError for those of :data:`MISSING`, with the sentence. For a misspelt name, the TypeError
+    suggests the right one; for an argument of another class, that class.
     """
     construct = cls.__init__  # type: ignore[misc]
+    order = _POSITIONS.get(cls.__name__, "").split()
     import inspect  # at the top, a user's file of that name might be found instead
 
     known = [name for name in inspect.signature(construct).parameters if name != "self"]
@@ -172,7 +172,11 @@ def checks_arguments(cls: _Class) -> _Class:
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **options: Any) -> None:
-        for name in options.keys() - known:
+        skipped = 1 if args and order[:1] == ["trainer_resources"] and isinstance(args[0], (int, tuple)) else 0
+        if twice := options.keys() & (by_place := dict(zip(order[skipped:], args, strict=False))):
+            raise TypeError(f"{cls.__name__}() got multiple values for argument {min(twice)!r}")
+        args, options = args[len(by_place) :], {**by_place, **options}
+        for name in sorted(options.keys() - known):
             _refuse(cls.__name__, name, options.pop(name), known)
         construct(self, *args, **options)
 

@@ -6,6 +6,7 @@ import math
 import pickle
 import warnings
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from distrain.storage.runs.details import checkpoints_of
 from distrain.storage.runs.listing import KILLED, run_at
 from distrain.system.pickling import pickled
 from distrain.system.remote_path import RemotePath, locate
+from distrain.system.text import leaves
 
 if TYPE_CHECKING:
     import os
@@ -60,14 +62,24 @@ class Result:
     def metrics_dataframe(self) -> pandas.DataFrame | None:
         """Every report of rank 0 as a row, with nested metrics flattened with ``/``; None without reports.
 
-        Raises ImportError if pandas is not installed, OSError if the run directory cannot be read.
+        Integers of which some are missing are of type ``Int64``.
+
+        Raises ImportError if pandas is not installed, OSError if the run directory cannot be read, ValueError if two
+        metrics of a report get the same name.
         """
         try:
             import pandas
         except ImportError:
             raise ImportError("Result.metrics_dataframe needs pandas: pip install pandas") from None
-        rows = [flatten(record["metrics"]) for record in read_metrics(self._run / _METRICS)]
-        return pandas.DataFrame(rows) if rows else None
+        rows: list[dict[str, Any]] = []
+        for record in read_metrics(self._run / _METRICS):
+            names = [name for name, _ in leaves(record["metrics"])]
+            if len(names) > len({*names}):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise ValueError(f"two metrics of a report are named {twice!r}: one in a dict, one with a '/'")
+            rows.append(flatten(record["metrics"]))
+        columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
+        return pandas.DataFrame({name: _exact(column, pandas) for name, column in columns.items()}) if rows else None
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: AbstractFileSystem | None = None) -> Result:
@@ -221,3 +233,11 @@ def _with_validation(last: dict[str, Any] | None, committed: list[CommittedCheck
     report = [last["attempt"], last["index"]]
     own = [(of.metrics, of.validation) for of in committed if of.validation and of.validation.get("report") == report]
     return {**last["metrics"], **{name: metrics[name] for metrics, of in own for name in of.get("metrics", ())}}
+
+
+def _exact(values: list[Any], pandas: Any) -> Any:
+    """Return values as a column, in which large integers keep their digits beside floats and gaps."""
+    kinds, largest = {*map(type, values)}, max((abs(value) for value in values if type(value) is int), default=0)
+    if kinds == {int, type(None)} and largest < 2**63:
+        return pandas.Series(values, dtype="Int64")
+    return pandas.Series(values, dtype=object if len(kinds) > 1 and largest > 2**53 else None)

@@ -27,6 +27,7 @@ class RunInfo:
     attempts: the number of attempts, over the whole run.
     hosts: the hosts of the last attempt, each with its ranks.
     step, metrics: those of rank 0's last report; None if it has not reported.
+    note, tags: those of ``distrain note``.
 
     ::
 
@@ -45,6 +46,8 @@ class RunInfo:
     hosts: dict[str, list[int]]
     step: int | None
     metrics: dict[str, Any] | None
+    note: str
+    tags: tuple[str, ...]
 
     def result(self) -> Result:
         """Return the :class:`Result` of the run. It unpickles files; see :meth:`Result.from_path`.
@@ -89,4 +92,6 @@ def info_of(run: Run) -> RunInfo:
         hosts=run.hosts,
         step=None if record is None else record["step"],
         metrics=None if record is None else record["metrics"],
+        note=run.notes.text,
+        tags=run.notes.tags,
     )

@@ -46,6 +46,8 @@ def check_options(options: TrainerOptions) -> None:
     """Raise TypeError for a value of another type."""
     for name, kind in _KINDS.items():
         check_type(name, options.get(name), kind, optional=True)
+    if getattr(options.get("run_config"), "stop", None):
+        raise TypeError("RunConfig(stop=...) is not for trainers: exit the loop in train_func instead")
 
 
 def showing_options(constructor: _Constructor) -> _Constructor:

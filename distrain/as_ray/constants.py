@@ -21,3 +21,9 @@ class WithoutEffect:
 
     def __init__(self, *args: object, **options: object) -> None:
         vars(self).update(options)
+
+    def __getattr__(self, name: str) -> WithoutEffect:
+        if name not in ("execution_options", "resource_limits"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        vars(self)[name] = found = WithoutEffect()
+        return found

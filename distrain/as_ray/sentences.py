@@ -8,7 +8,6 @@ from __future__ import annotations
 from distrain.api.ray_names import MISSING
 
 _CHECKPOINT = "use Checkpoint, whose files are those that you report; load them with the framework's own functions"
-_CLUSTER = "there is no cluster: the hosts are those of --hosts, --hostfile or the Slurm job"
 _EXAMPLES = "it comes with Ray: copy the file next to your script, and import it from there"
 _INFERENCE = MISSING["Predictor"]
 _PREPROCESSORS = "transform the rows in map_batches(), with mean() and std() of the dataset, or with scikit-learn"
@@ -29,10 +28,15 @@ BELOW = {
         "read or compute the data with pandas, Polars, DuckDB, pyarrow or datasets, and pass it to "
         "ray.data.from_pandas(), from_arrow() or from_huggingface()"
     ),
+    "ray.data.read_binary_files": "use ray.data.from_items() with the paths, and map() to read each",
+    "ray.data.read_numpy": "load the arrays with numpy, and pass them to ray.data.from_numpy()",
+    "ray.data.read_webdataset": (
+        'pass datasets.load_dataset("webdataset", ...), which can be a stream, to ray.data.from_huggingface()'
+    ),
     "ray.data.collate_fn": "pass a function as collate_fn=: it gets a dict of numpy arrays",
     "ray.data.datasource": "add the columns in map_batches(); read_images(include_paths=True) has the path of each row",
     "ray.data.aggregate": "use groupby() and mean(), sum() and the like, or to_pandas() and pandas' groupby()",
-    "ray.data.expressions": "write filter(lambda row: row['x'] > 0), and map_batches() for new columns",
+    "ray.data.expressions": "write filter(expr=\"x > 0 and y in ['a', 'b']\"), and map_batches() for new columns",
     "ray.data.preprocessor": _PREPROCESSORS,
     "ray.data.preprocessors": _PREPROCESSORS,
     "ray.rllib": MISSING["rllib"],

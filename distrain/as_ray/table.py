@@ -44,8 +44,9 @@ _DATA: dict[str, Home] = {
         "distrain.as_ray.data.dataset": "Dataset MaterializedDataset=Dataset",
         "distrain.as_ray.data.readers": """
             ActorPoolStrategy=WithoutEffect DataContext DatasetContext=DataContext ExecutionOptions=WithoutEffect
-            ExecutionResources=WithoutEffect TaskPoolStrategy=WithoutEffect from_arrow from_huggingface from_items
-            from_numpy from_pandas from_torch range read_csv read_images read_json read_parquet read_text""",
+            ExecutionResources=WithoutEffect FileShuffleConfig=WithoutEffect TaskPoolStrategy=WithoutEffect from_arrow
+            from_huggingface from_items from_numpy from_pandas from_torch range read_csv read_images read_json
+            read_parquet read_text""",
         "distrain.data": "DataIterator DatasetIterator=DataIterator Schema",
     },
     "ray.data.grouped_data": {"distrain.as_ray.data.dataset": "GroupedData"},
@@ -54,11 +55,13 @@ _TRAIN: dict[str, Home] = {
     "ray.train": {
         "distrain.api.backend": "BackendConfig",
         "distrain.api.config": """
-            CheckpointConfig CheckpointUploadMode DataConfig FailureConfig LoggingConfig RunConfig ScalingConfig
-            UserCallback ValidationConfig ValidationTaskConfig""",
+            CheckpointConfig CheckpointUploadMode FailureConfig LoggingConfig ScalingConfig UserCallback
+            ValidationConfig ValidationTaskConfig""",
         "distrain.api.context": "CheckpointConsistencyMode ReportedCheckpoint ReportedCheckpointStatus TrainContext",
         "distrain.api.result": "Result",
         "distrain.as_ray.constants": "SyncConfig=WithoutEffect TRAIN_DATASET_KEY ValidationFn",
+        "distrain.as_ray.data.readers": "DataConfig",
+        "distrain.as_ray.tune.trainables": "RunConfig",
         "distrain.coordinator.trainer": "DataParallelTrainer",
         "distrain.errors": """
             ControllerError NCCLHangError=HangError PreemptionError TrainingFailedError WorkerGroupError""",
@@ -69,6 +72,11 @@ _TRAIN: dict[str, Home] = {
     "ray.train.collective": "distrain.collective",
     "ray.train.huggingface": {},
     "ray.train.huggingface.transformers": "distrain.huggingface.transformers",
+    "ray.train.lightgbm": {
+        "distrain.api.backend": "LightGBMConfig=BackendConfig",
+        "distrain.coordinator.trainer": "LightGBMTrainer=DataParallelTrainer",
+        "distrain.lightgbm": "RayTrainReportCallback get_network_params",
+    },
     "ray.train.lightning": "distrain.lightning",
     "ray.train.session": "distrain.session",
     "ray.train.tensorflow": "distrain.tensorflow",
@@ -77,6 +85,7 @@ _TRAIN: dict[str, Home] = {
     },
     "ray.train.torch": "distrain.torch",
     "ray.train.v2.jax": "distrain.jax",
+    "ray.train.xgboost": "distrain.xgboost",
 }
 _TUNE: dict[str, Home] = {
     "ray.tune": {
@@ -89,7 +98,7 @@ _TUNE: dict[str, Home] = {
         "distrain.as_ray.tune.search_space": _SPACE,
         "distrain.as_ray.tune.sweep": "ResultGrid",
         "distrain.as_ray.tune.tuner": "TuneConfig Tuner",
-        "distrain.as_ray.tune.trainables": "RunConfig=TuneRunConfig report with_parameters with_resources",
+        "distrain.as_ray.tune.trainables": "RunConfig report with_parameters with_resources",
         "distrain.errors": "TuneError=TrainingFailedError",
         "distrain.session": "get_checkpoint get_context",
         "distrain.storage.checkpoint": "Checkpoint",
@@ -118,6 +127,7 @@ _ALIKE = {
         ray.train.v2.api.reported_checkpoint ray.train.v2.api.result ray.train.v2.api.train_fn_utils
         ray.train.v2.api.validation_config""",
     "ray.train.huggingface.transformers": "ray.train.huggingface.transformers._transformers_utils",
+    "ray.train.lightgbm": "ray.train.v2.lightgbm.lightgbm_trainer",
     "ray.train.lightning": "ray.train.lightning._lightning_utils",
     "ray.train.session": "ray.air.session ray.train._internal.session",
     "ray.train.tensorflow": """
@@ -129,6 +139,7 @@ _ALIKE = {
         ray.train.torch.config ray.train.torch.torch_checkpoint ray.train.torch.torch_trainer
         ray.train.torch.train_loop_utils ray.train.v2.torch.torch_trainer ray.train.v2.torch.train_loop_utils""",
     "ray.train.v2.jax": "ray.train.v2.jax.config ray.train.v2.jax.jax_trainer",
+    "ray.train.xgboost": "ray.train.v2.xgboost.config ray.train.v2.xgboost.xgboost_trainer",
     "ray.tune": "ray.tune.result_grid ray.tune.trainable ray.tune.tune_config ray.tune.tuner",
     "ray.tune.logger": """
         ray.air.integrations.mlflow ray.air.integrations.wandb ray.tune.logger.mlflow ray.tune.logger.wandb""",

@@ -1,7 +1,7 @@
 "use strict";
 // Draws the board from the object in #data, and keeps it up to date if it is live. Texts are only set as text.
 (() => {
-  const MOST_CHOSEN = 8, ROWS = 100, POLL_MS = 1000, READING_MS = 50, HIDDEN_MS = 10000, MOST_LINES = 3000;
+  const MOST_CHOSEN = 8, FIRST = 5, MOST_PLOTS = 12, ROWS = 100, POLL_MS = 1000, READING_MS = 50, HIDDEN_MS = 10000, MOST_LINES = 3000;
   const data = JSON.parse(document.getElementById("data").textContent);
   const { isLive } = data;
   const $ = (selector) => document.querySelector(selector);
@@ -44,7 +44,7 @@
   const rows = new Map();
   let version = 0, offered = 0, skew = 0, limit = ROWS, order = [], known = 0, current = null;
   const chosen = new Map(); // the colour of each chosen run
-  const view = { metric: "", sort: "began", up: false, filter: "", states: [], best: "", isLog: false, smooth: 0, setting: "", chosen: null };
+  const view = { metric: "", sort: "began", up: false, filter: "", states: [], best: "", isLog: false, smooth: 0, setting: "", chosen: null, isTime: false, isMany: false, isDiff: false };
   try { Object.assign(view, JSON.parse(sessionStorage.getItem(data.storage) ?? "{}")); } catch { /* private mode */ }
   const keep = () => {
     try { sessionStorage.setItem(data.storage, JSON.stringify(view)); } catch { /* private mode */ }
@@ -52,9 +52,9 @@
   const now = () => (isLive ? Date.now() / 1000 + skew : data.now);
   const ago = (time) => `${duration(Math.max(0, now() - time)).split(" ")[0]} ago`;
   const isActive = (row) => row.state === "running" || row.state === "starting";
-  const GOOD_IF_LOW = /loss|error|perplexity|seconds|latency|(?<![a-z])(err|ppl|nll|r?mse|mae|wer|cer|fid|time)(?![a-z])/i;
+  const GOOD_IF_LOW = new RegExp(data.lowestIsBest, "i");
   const isLowest = () => (view.best ? view.best === "lowest" : GOOD_IF_LOW.test(view.metric));
-  const curve = (row) => row.curves[view.metric];
+  const curve = (row, metric = view.metric) => row.curves[metric];
   const best = (row) => { const found = curve(row); return found && (isLowest() ? found.low : found.high); };
   const setting = (row) => row.settings[view.setting];
   const latest = (row) => row.metrics[view.metric] ?? curve(row)?.last?.[1]; // an evaluation is not in each report
@@ -76,7 +76,7 @@
     return row.ranks ? `${row.ranks} on ${names}` : "";
   };
   const searched = (row) => {
-    row.words ??= [row.name, row.state, row.script, ...row.hosts, row.note, ...Object.entries(row.settings).map(([k, v]) => `${k}=${v}`)].join("\n").toLowerCase();
+    row.words ??= [row.name, row.state, row.script, ...row.hosts, row.note, row.text, ...row.tags.map((tag) => `#${tag}`), ...Object.entries(row.settings).map(([k, v]) => `${k}=${v}`)].join("\n").toLowerCase();
     return row.words;
   };
 
@@ -86,13 +86,13 @@
     { key: "name", title: "Name", kind: "", up: true, value: (r) => r.name.toLowerCase() },
     { key: "state", title: "State", kind: "is-state", width: "7.4rem", narrow: "1.2rem", up: true, value: (r) => r.state },
     { key: "progress", title: "Progress", kind: "", width: "8rem", narrow: "5.6rem", value: (r) => share(r) ?? r.step },
-    { key: "rate", title: "Rate", kind: "number small", width: "5.6rem", value: pace, text: (r) => rate(pace(r)) },
-    { key: "left", title: "Left", kind: "number small", width: "5.6rem", up: true, value: left, text: (r) => duration(left(r)) },
+    { key: "rate", title: "Rate", kind: "number medium", width: "5.6rem", value: pace, text: (r) => rate(pace(r)) },
+    { key: "left", title: "Left", kind: "number small left", width: "5.6rem", up: true, value: left, text: (r) => duration(left(r)) },
     { key: "last", title: "Last", kind: "number", width: "6rem", narrow: "5.4rem", up: true, value: latest, text: (r) => amount(latest(r)) },
     { key: "best", title: "Best", kind: "number medium", width: "6rem", up: true, value: (r) => best(r)?.[1], text: (r) => amount(best(r)?.[1]) },
     { key: "trend", title: "Trend", kind: "medium", width: "7.5rem" },
     { key: "began", title: "Started", kind: "number medium began", width: "6.3rem", value: (r) => r.began, text: (r) => (r.began ? ago(r.began) : "") },
-    { key: "took", title: "Runtime", kind: "number small", width: "5.6rem", value: took, text: (r) => duration(took(r)) },
+    { key: "took", title: "Runtime", kind: "number medium", width: "5.6rem", value: took, text: (r) => duration(took(r)) },
     { key: "hosts", title: "Ranks", kind: "wide", width: "8.2rem", value: (r) => r.ranks, text: hosts },
     { key: "setting", title: "⇅", kind: "number widest", width: "9rem", up: true, value: setting, text: (r) => String(setting(r) ?? "") },
   ];
@@ -102,10 +102,7 @@
     const head = $("thead tr"), cols = $("colgroup");
     cols.append(el("col", null));
     const all = el("input", { type: "checkbox", id: "all", title: `Draw the first ${MOST_CHOSEN} runs, or none`, "aria-label": `Draw the first ${MOST_CHOSEN} runs, or none` });
-    all.addEventListener("change", () => {
-      const wanted = chosen.size ? [...chosen.keys()] : order.slice(0, MOST_CHOSEN), isOn = !chosen.size;
-      for (const name of wanted) choose(name, isOn);
-    });
+    all.addEventListener("change", () => setChosen(chosen.size ? [] : order.slice(0, MOST_CHOSEN)));
     head.append(el("th", { class: "choose", scope: "col" }, el("label", null, all)));
     for (const one of COLUMNS) {
       const button = el("button", { type: "button", title: one.value ? `Sort by ${one.title.toLowerCase()}` : null }, one.title);
@@ -147,7 +144,8 @@
       if (one.key === "name") {
         cell.title = row.name;
         made.hint = el("span", { class: "hint" });
-        cell.append(row.name, made.hint);
+        made.reason = el("span", { class: "reason" });
+        cell.append(row.name, made.hint, made.reason);
       }
       if (one.key === "progress") {
         made.bar = el("i");
@@ -182,7 +180,14 @@
     for (const [n, one] of COLUMNS.entries()) if (one.text) setText(made.children[n + 1], one.text(row));
     const state = made.children[2];
     setAttribute(state, "class", `state is-state ${row.state}${isActive(row) && note(row) ? " noted" : ""}`);
-    setText(made.hint, note(row) || (row.unread > 1e6 ? "still being read" : restarts(row)));
+    setText(made.hint, row.unread > 1e6 ? "still being read" : note(row) ? "" : restarts(row));
+    const told = [row.tags, row.text, note(row)], key = JSON.stringify(told);
+    if (made.told !== key) {
+      made.told = key;
+      made.reason.replaceChildren(...row.tags.map((tag) => el("i", null, tag)), ...[row.text, note(row)].filter(Boolean).map((text) => el("span", null, text)));
+      made.reason.title = [row.text, note(row)].filter(Boolean).join("\n");
+      made.classList.toggle("told", made.reason.childNodes.length > 0);
+    }
     setAttribute(made.querySelector(".began"), "title", clock(row.began));
     setAttribute(state, "title", note(row) ? `${row.state}: ${note(row)}` : row.state);
   };
@@ -190,7 +195,7 @@
     const made = nodes.get(row.name);
     if (!made) return;
     const colour = chosen.get(row.name), part = share(row);
-    setAttribute(made, "class", colour == null ? "" : `own${colour}`);
+    for (let n = 0; n < MOST_CHOSEN; n++) made.classList.toggle(`own${n}`, n === colour);
     setAttribute(made, "aria-selected", String(current === row.name));
     made.box.checked = colour != null;
     setText(made.children[2], row.state);
@@ -210,6 +215,7 @@
     return (x < y ? -1 : x > y ? 1 : 0) * (view.up ? 1 : -1) || b.began - a.began;
   };
   const reorder = () => {
+    document.body.classList.toggle("idle", ![...rows.values()].some(isActive));
     const words = view.filter.toLowerCase().split(/\s+/).filter(Boolean);
     const found = [...rows.values()].filter((row) => words.every((word) => searched(row).includes(word)));
     drawStates(found);
@@ -219,6 +225,7 @@
       else th.removeAttribute("aria-sort");
     }
     place();
+    rechoose();
     keep();
   };
   const place = () => {
@@ -250,6 +257,7 @@
         button.addEventListener("click", () => {
           view.states = view.states.includes(state) ? view.states.filter((one) => one !== state) : [...view.states, state];
           limit = ROWS;
+          isTouched = false;
           reorder();
         });
         return button;
@@ -272,72 +280,142 @@
       return sum / weight;
     });
   };
-  let plot = null, plotted = "", isZoomed = false, ends = [];
+  let plots = [], plotted = "", isZoomed = false, isTouched = false;
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-  const choose = (name, isOn = !chosen.has(name)) => {
-    if (!isOn) chosen.delete(name);
-    else if (!chosen.has(name)) {
-      if (chosen.size >= MOST_CHOSEN) chosen.delete(chosen.keys().next().value);
+  // The curves drawn are those of the runs that the user has chosen, as far as they are in the table. The first runs of
+  // the table are drawn until the user chooses some, and for a filter that hides all that were chosen.
+  const rechoose = () => {
+    const there = new Set(order), mine = view.chosen?.filter((name) => there.has(name));
+    const isLost = view.chosen?.length && !mine.length && !isTouched && (view.filter.trim() || view.states.length);
+    const wanted = new Set(mine && !isLost ? mine : order.filter((name) => curve(rows.get(name))).slice(0, FIRST));
+    const before = [...chosen.keys()].join("\n");
+    for (const name of chosen.keys()) if (!wanted.has(name)) chosen.delete(name);
+    for (const name of wanted) {
       const used = new Set(chosen.values());
-      chosen.set(name, [...Array(MOST_CHOSEN).keys()].find((n) => !used.has(n)));
+      if (!chosen.has(name)) chosen.set(name, [...Array(MOST_CHOSEN).keys()].find((n) => !used.has(n)));
     }
-    view.chosen = [...chosen.keys()];
     $("#all").checked = chosen.size > 0;
-    for (const row of rows.values()) drawRow(row);
-    keep();
-    drawPlot();
-    refresh(version);
+    if (!plotted || [...chosen.keys()].join("\n") !== before) {
+      for (const row of rows.values()) drawRow(row);
+      drawPlot();
+      refresh(version);
+    }
   };
+  const setChosen = (names) => {
+    const there = new Set(order);
+    view.chosen = [...(view.chosen ?? []).filter((name) => !there.has(name)), ...names].slice(-MOST_CHOSEN);
+    isTouched = true;
+    keep();
+    rechoose();
+  };
+  const choose = (name) => setChosen(chosen.has(name) ? [...chosen.keys()].filter((one) => one !== name) : [...chosen.keys(), name]);
   const refresh = async (since) => {
     if (isLive) try { apply(await ask(since)); } catch { /* the next poll says so */ }
   };
+  const shownMetrics = () => (view.isMany ? [view.metric, ...[...metrics].sort().filter((name) => name !== view.metric)].slice(0, MOST_PLOTS) : [view.metric]);
+  const spots = (row, steps) => { // where steps are on the x axis
+    if (!view.isTime) return steps;
+    const { times } = row;
+    let n = 1;
+    return steps.map((step) => {
+      while (n < times.length - 1 && times[n][0] < step) n++;
+      const [[x0, t0], [x1, t1]] = [times[Math.max(0, n - 1)], times[Math.min(n, times.length - 1)]];
+      return x1 > x0 ? t0 + ((t1 - t0) * Math.min(1, Math.max(0, (step - x0) / (x1 - x0)))) : t0;
+    });
+  };
   const drawPlot = () => {
-    const place = $("#plot"), names = [...chosen.keys()].filter((name) => curve(rows.get(name))?.x.length);
-    const log = view.isLog && names.every((name) => curve(rows.get(name)).low[1] > 0);
-    const wanted = JSON.stringify([view.metric, log, names.map((name) => [name, chosen.get(name)])]);
-    const curves = names.map((name) => curve(rows.get(name)));
-    const joined = names.length ? uPlot.join(curves.map(({ x, y }) => [x, smoothed(y)])) : null;
-    ends = curves.map(({ x }) => x.at(-1));
-    if (plot && plotted === wanted) {
-      plot.setData(joined, !isZoomed);
+    const place = $("#plot"), all = [...chosen.keys()].map((name) => rows.get(name)).filter(Boolean);
+    const wanted = shownMetrics().map((metric) => ({ metric, runs: all.filter((row) => curve(row, metric)?.x.length && (!view.isTime || row.times.length)) })).filter(({ runs }) => runs.length);
+    for (const one of wanted) {
+      const curves = one.runs.map((row) => curve(row, one.metric)), xs = curves.map(({ x }, n) => spots(one.runs[n], x));
+      one.isLog = view.isLog && curves.every(({ low }) => low[1] > 0);
+      one.ends = xs.map((x) => x.at(-1));
+      one.joined = uPlot.join(curves.map(({ y }, n) => [xs[n], smoothed(y)]));
+    }
+    drawDiff(all);
+    const now = JSON.stringify([view.isTime, view.isMany, view.metric, wanted.map(({ metric, isLog, runs }) => [metric, isLog, runs.map(({ name }) => [name, chosen.get(name)])])]);
+    if (plots.length && plotted === now) {
+      plots.forEach((plot, n) => { plot.ends = wanted[n].ends; plot.setData(wanted[n].joined, !isZoomed); });
       return;
     }
-    plot?.destroy();
-    plot = null;
-    plotted = wanted;
+    for (const plot of plots) plot.destroy();
+    plotted = now;
     isZoomed = false;
-    if (!joined) {
-      place.replaceChildren(el("p", { class: "empty" }, view.metric ? `Choose runs in the table to draw their ${view.metric}.` : "No run has reported a number yet."));
-      return;
-    }
+    place.classList.toggle("many", view.isMany && wanted.length > 0);
     place.replaceChildren();
+    if (!wanted.length) place.append(el("p", { class: "empty" }, view.metric ? `Choose runs in the table to draw their ${view.metric}.` : "No run has reported a number yet."));
+    plots = wanted.map((one) => {
+      const box = place.appendChild(el("div"));
+      if (view.isMany) {
+        const title = box.appendChild(el("button", { type: "button", title: "Show it in the table" }, one.metric));
+        title.addEventListener("click", () => { $("#metric").value = one.metric; $("#metric").dispatchEvent(new Event("change")); });
+      }
+      return makePlot(one, box);
+    });
+    place.setAttribute("aria-label", `Curves of ${wanted.map(({ metric }) => metric).join(", ")}: ${all.map(({ name }) => name).join(", ")}`);
+  };
+  const shortNames = (runs) => { // they often begin alike
+    let start = 0;
+    while (runs.length > 1 && runs.every(({ name }) => name[start] === runs[0].name[start] && start < name.length - 8)) start++;
+    return runs.map(({ name }) => (start > 2 ? `…${name.slice(start)}` : name));
+  };
+  const makePlot = ({ runs, joined, isLog, ends }, box) => {
+    const labels = shortNames(runs);
     const axis = { stroke: () => color("soft"), grid: { stroke: () => color("line"), width: 1 }, ticks: { show: false } };
     const short = (v) => (v == null ? "" : Math.abs(v) >= 1e6 || (v && Math.abs(v) < 1e-3) ? v.toExponential(1) : v.toLocaleString("en", { maximumSignificantDigits: 4 }));
-    plot = new uPlot({
+    const spot = (v) => (view.isTime ? duration(v) || "0s" : Number.isInteger(v) ? short(v) : "");
+    const plot = new uPlot({
       ...plotSize(),
-      scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
+      legend: { show: !view.isMany },
+      scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
       axes: [
-        { ...axis, size: 26, gap: 2, values: (u, all) => all.map((v) => (Number.isInteger(v) ? short(v) : "")) },
+        { ...axis, size: 26, gap: 2, space: view.isTime ? 90 : 50, values: (u, all) => all.map(spot) },
         { ...axis, size: 56, values: (u, all) => all.map(short) },
       ],
       series: [
-        { label: "step", value: (u, v) => (v == null ? "–" : whole(v)) },
-        ...names.map((name) => ({ label: name, stroke: () => color(`c${chosen.get(name)}`), width: 1.5, spanGaps: true, points: { show: joined[0].length < 3 }, value: (u, v) => amount(v) || "–" })),
+        { label: view.isTime ? "time" : "step", value: (u, v) => (v == null ? "–" : view.isTime ? duration(v) : whole(v)) },
+        ...runs.map(({ name }, n) => ({ label: labels[n], stroke: () => color(`c${chosen.get(name)}`), width: 1.5, spanGaps: true, points: { show: joined[0].length < 3 }, value: (u, v) => amount(v) || "–" })),
       ],
       cursor: {
-        drag: { x: true, y: false }, y: false, focus: { prox: 16 },
-        hover: { prox: (u, n) => (u.posToVal(u.cursor.left, "x") > ends[n - 1] ? 8 : Infinity) }, // no value of a curve beyond its end
+        drag: { x: true, y: false }, y: false, focus: { prox: 16 }, sync: { key: "board" },
+        hover: { prox: (u, n) => (u.posToVal(u.cursor.left, "x") > plot.ends[n - 1] ? 8 : Infinity) }, // no value of a curve beyond its end
       },
       focus: { alpha: 0.25 },
       hooks: { setSelect: [(u) => { isZoomed = u.select.width > 0; }] },
-    }, joined, place);
+    }, joined, box);
+    plot.ends = ends;
+    plot.names = runs.map((row) => row.name);
     plot.over.addEventListener("dblclick", () => { isZoomed = false; });
-    place.setAttribute("aria-label", `Curves of ${view.metric}: ${names.join(", ")}`);
+    return plot;
   };
-  const plotSize = () => ({ width: Math.max(200, $("#plot").clientWidth - 20), height: Math.round(Math.max(160, Math.min(300, innerHeight / 4))) });
+  const plotSize = () => {
+    const room = Math.max(200, $("#plot").clientWidth - 20), columns = Math.max(1, Math.floor(room / 330));
+    if (view.isMany) return { width: Math.floor((room - 10 * (columns - 1)) / columns), height: 170 };
+    return { width: room, height: Math.round(Math.max(160, Math.min(300, innerHeight / 4))) };
+  };
   const highlight = (name) => {
-    const n = plot ? plot.series.findIndex((one) => one.label === name) : -1;
-    if (plot) plot.setSeries(n > 0 ? n : null, { focus: true });
+    for (const plot of plots) {
+      const n = plot.names.indexOf(name);
+      plot.setSeries(n < 0 ? null : n + 1, { focus: true });
+    }
+  };
+
+  // -- the settings in which the drawn runs differ
+
+  let compared = "";
+  const drawDiff = (all) => {
+    const names = [...new Set(all.flatMap((row) => Object.keys(row.settings)))].sort();
+    const differ = names.filter((name) => new Set(all.map((row) => String(row.settings[name] ?? ""))).size > 1);
+    const now = JSON.stringify([all.map(({ name }) => [name, chosen.get(name)]), differ.map((name) => all.map((row) => row.settings[name]))]);
+    if (compared === now) return;
+    compared = now;
+    $("#diff").hidden = all.length < 2;
+    setText($("#diff summary"), differ.length ? `${differ.length} setting${differ.length > 1 ? "s" : ""} of the drawn runs differ${differ.length > 1 ? "" : "s"}` : "The drawn runs have the same settings");
+    const head = shortNames(all).map((short, n) => el("th", { class: `own${chosen.get(all[n].name)}`, scope: "col", title: all[n].name }, short));
+    $("#diff table").replaceChildren(
+      el("thead", null, el("tr", null, el("td"), ...head)),
+      el("tbody", null, ...differ.map((name) => el("tr", null, el("th", { scope: "row" }, name), ...all.map((row) => el("td", null, String(row.settings[name] ?? "–")))))),
+    );
   };
 
   // -- one run
@@ -354,7 +432,7 @@
       ...fact("ranks", row.hosts.length ? `${row.ranks} on ${row.hosts.join(", ")}${row.more_hosts ? ` and ${row.more_hosts} more` : ""}` : ""),
       ...fact("metrics", ...listed(row.metrics, amount)),
       ...fact("best", found ? `${view.metric}=${amount(found[1])} at step ${whole(found[0])}` : ""),
-      ...fact("settings", ...listed(row.settings, String)),
+      ...fact("settings", ...listed(row.settings, String)), ...fact("tags", ...row.tags.map((tag) => el("span", null, tag))), ...fact("note", row.text),
     ];
   };
   const open = (name) => {
@@ -485,18 +563,12 @@
     }
     version = found.version;
     skew = found.now - Date.now() / 1000;
-    for (const name of chosen.keys()) if (!rows.has(name)) chosen.delete(name);
     drawMetrics(found.rows);
     drawSettings(found.rows);
     if (isNew || rows.size !== before) reorder();
     else for (const row of found.rows) drawRow(row);
+    rechoose();
     if (isDrawn) drawPlot();
-    if (!chosen.size) chooseFirst();
-  };
-  const chooseFirst = () => {
-    const newest = [...rows.values()].filter((row) => curve(row)).sort((a, b) => b.began - a.began).map((row) => row.name);
-    for (const name of (view.chosen ?? newest.slice(0, 5)).filter((one) => rows.has(one))) choose(name, true);
-    if (!chosen.size) drawPlot();
   };
   const metrics = new Set();
   const mostCommon = (runs) => {  // a loss is preferred
@@ -524,8 +596,8 @@
     setText($("#best"), `best: ${isLowest() ? "lowest" : "highest"}`);
   };
   const ask = async (since) => {
-    const metric = view.metric, drawn = [...chosen.keys()].map((name) => ["run", name]);
-    const answer = await fetch(`data?${new URLSearchParams([["since", since], ["metric", metric], ...drawn])}`);
+    const { metric } = view, drawn = [...chosen.keys()].map((name) => ["run", name]);
+    const answer = await fetch(`data?${new URLSearchParams([["since", since], ...shownMetrics().map((name) => ["metric", name]), ...drawn])}`);
     if (answer.status === 403) throw new Error("This board has ended");
     const found = await answer.json();
     return metric === view.metric || !metric ? found : ask(0); // it was changed meanwhile
@@ -554,7 +626,7 @@
   document.title = `${data.storage.split("/").at(-1)} - distrain board`;
   makeHead();
   $("#filter").value = view.filter;
-  $("#filter").addEventListener("input", (event) => { view.filter = event.target.value; limit = ROWS; reorder(); });
+  $("#filter").addEventListener("input", (event) => { view.filter = event.target.value; limit = ROWS; isTouched = false; reorder(); });
   $("#metric").addEventListener("change", async (event) => {
     view.metric = event.target.value;
     view.best = "";
@@ -570,19 +642,25 @@
   });
   $("#smooth").value = view.smooth;
   $("#smooth").addEventListener("input", (event) => { view.smooth = Number(event.target.value); keep(); drawPlot(); });
-  const log = $("#log");
-  log.setAttribute("aria-pressed", String(view.isLog));
-  log.addEventListener("click", () => {
-    view.isLog = !view.isLog;
-    log.setAttribute("aria-pressed", String(view.isLog));
-    keep();
-    drawPlot();
-  });
+  for (const [id, key] of [["log", "isLog"], ["time", "isTime"], ["many", "isMany"]]) {
+    const button = $(`#${id}`);
+    button.setAttribute("aria-pressed", String(view[key]));
+    button.addEventListener("click", () => {
+      view[key] = !view[key];
+      button.setAttribute("aria-pressed", String(view[key]));
+      keep();
+      drawPlot();
+      refresh(version);
+    });
+  }
+  $("#time").hidden = !isLive && !data.rows.some((row) => row.times.length);
+  $("#diff").open = view.isDiff;
+  $("#diff").addEventListener("toggle", () => { view.isDiff = $("#diff").open; keep(); });
   new IntersectionObserver((seen) => {
     if (seen.some((one) => one.isIntersecting) && limit < order.length) { limit += ROWS; place(); }
   }, { rootMargin: "600px" }).observe($("#more"));
-  addEventListener("resize", () => plot?.setSize(plotSize()));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plot?.redraw(false));
+  addEventListener("resize", () => { for (const plot of plots) plot.setSize(plotSize()); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { for (const plot of plots) plot.redraw(false); });
   document.addEventListener("visibilitychange", () => { if (!document.hidden) for (const row of rows.values()) drawRow(row); });
   const begin = async () => {
     try {

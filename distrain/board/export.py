@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.errors import StorageError
 from distrain.page.writer import fill, write_page
 from distrain.storage.files import write_output
+from distrain.storage.retention import LOWEST_IS_BEST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,7 @@ def board_document(board: Board, data: Mapping[str, Any], *, is_live: bool = Fal
     data: of the board. is_live: whether a server answers what the page asks; otherwise it asks nothing.
     pages: the folder beside the document that has the pages of the runs, if there is one.
     """
-    facts = {"storage": str(board.storage), "isLive": is_live, "pages": pages}
+    facts = {"storage": str(board.storage), "isLive": is_live, "pages": pages, "lowestIsBest": LOWEST_IS_BEST.pattern}
     return fill("board", {**data, **facts})
 
 
@@ -39,7 +40,7 @@ def export(board: Board, target: Path) -> Path:
     board.look()
     while board.read(1.0):
         pass
-    rows = board.data(0, "")["rows"]
+    rows = board.data(0, [])["rows"]
     pages, path = "", target
     if target.suffix != ".html":
         pages, path = "runs", target / "index.html"

@@ -17,11 +17,11 @@ from distrain.page.reports import DAMAGE, Reports
 from distrain.storage import names
 from distrain.storage.lines import MOST_OF_LINES, Tail, read_events, read_metrics
 from distrain.storage.runs.details import hang_of, hangs_in
-from distrain.storage.runs.listing import FINISHED, FOREIGN, RUNNING, STARTING, Run, folders_in, run_at
+from distrain.storage.runs.listing import FINISHED, FOREIGN, RUNNING, STARTING, Run, folders_in, number_in, run_at
 from distrain.system.text import flatten, size
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from distrain.page.envelope import Envelope
 
@@ -29,13 +29,13 @@ _LOOK_S = 0.8
 """Seconds between two looks at all runs. They may be asked for more often."""
 _CHUNK, _MOST_OF_END = 64 << 10, 1 << 20
 """Bytes of a file that are read at once, and in which the last report is searched at first: nobody waits long."""
-_MOST_POINTS = 512
+MOST_POINTS = 512
 """Of a curve in memory. There may be thousands of curves."""
 SPARKLINE = 40
 """Points of the small curves in the table."""
 _SAMPLES = 20
 """Reports over which the rate is measured."""
-_MOST_METRICS, _LONGEST, _MOST_HOSTS = 30, 300, 8
+_MOST_METRICS, _LONGEST, _MOST_HOSTS = 100, 300, 8
 
 
 class WatchedRun:
@@ -47,12 +47,12 @@ class WatchedRun:
     def __init__(self, path: str) -> None:
         self.run = Run(os.path.basename(path), path, FOREIGN)
         self.version = self.unread = 0
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: list[tuple[int, int, int] | None] = []
         self._begin()
 
     def _begin(self) -> None:
         self._tails = {name: Tail(most=_CHUNK) for name in (names.EVENTS, names.METRICS)}
-        self._reports = Reports(self.run.attempts, _MOST_POINTS)
+        self._reports = Reports(self.run.attempts, MOST_POINTS)
         self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
         self._last = self.run.last_report(_MOST_OF_END) or {}  # long files take a while
         self._hangs: list[dict[str, Any]] = []
@@ -62,7 +62,7 @@ class WatchedRun:
 
     def look(self) -> bool:
         """Look if the run has changed; return whether its row has. What was added to its files is not read yet."""
-        before, stamp = self.run, _stamp(f"{self.run.path}/{names.MANIFEST}")
+        before, stamp = self.run, [_stamp(f"{self.run.path}/{name}") for name in (names.MANIFEST, names.NOTES)]
         if stamp == self._stamp and before.state not in (RUNNING, STARTING, FOREIGN):
             return False
         self._stamp, self.run = stamp, run_at(before.path)
@@ -107,11 +107,17 @@ class WatchedRun:
             if self._last.get("time", 0.0) <= record["time"]:
                 self._last = self._reports.last or {}
 
-    def row(self, metric: str | None, most: int) -> dict[str, Any]:
-        """Return the row, with the curve of a metric; ``""``: of the loss, or the first one; None: of each metric."""
+    def row(self, metrics: Sequence[str] | None, most: int) -> dict[str, Any]:
+        """Return the row, with the curves of metrics; ``""``: the loss, or the first one; None: all.
+
+        ``times``: of a large curve, the reports, each with the seconds since the start of the run.
+        """
         run, last, found = self.run, self._last, self._reports.curves
-        wanted = metric or ("loss" if "loss" in found else next(iter(found), ""))
+        first = "loss" if "loss" in found else next(iter(found), "")
+        wanted = found if metrics is None else [name or first for name in metrics]
         rate, interval = self._pace()
+        times = self._reports.times.points(most) if most > SPARKLINE else []
+        start = number_in(run.manifest.get("started")) or run.began
         return {
             "name": run.name,
             "state": run.state,
@@ -127,11 +133,14 @@ class WatchedRun:
             "progress": last.get("progress"),
             "rate": rate,
             "interval": interval,
-            "metrics": _plain(last.get("metrics")),
-            "settings": _plain(run.manifest.get("train_loop_config")),
+            "metrics": _plain(self._reports.last_metrics) | _plain(last.get("metrics")),
+            "settings": _plain(run.settings),
             "note": self._note()[:_LONGEST],
+            "text": run.notes.text[:_LONGEST],
+            "tags": run.notes.tags[:_MOST_METRICS],
             "unread": self.unread,
-            "curves": {name: _curve(one, most) for name, one in found.items() if metric is None or name == wanted},
+            "times": [(step, round(at - start, 1)) for step, at in times],
+            "curves": {name: _curve(one, most) for name, one in found.items() if name in wanted},
         }
 
     def _pace(self) -> tuple[float | None, float]:
@@ -195,15 +204,16 @@ class Board:
         return False
 
     def data(
-        self, since: int, metric: str | None, detailed: Collection[str] = (), points: int = _MOST_POINTS
+        self, since: int, metrics: Sequence[str] | None, detailed: Collection[str] = (), points: int = MOST_POINTS
     ) -> dict[str, Any]:
         """Return the names of all runs, and the rows that have changed since a version or are wanted in detail.
 
-        detailed: runs that come with curves of about so many points; the others have small curves.
+        metrics: see :meth:`WatchedRun.row`.
+        detailed: runs that come with curves of about so many points; the others have a small one of the first metric.
         """
         shown = {name: one for name, one in self._runs.items() if one.run.state != FOREIGN}
         rows = [
-            one.row(metric, points if name in detailed else SPARKLINE)
+            one.row(metrics, points) if name in detailed else one.row(metrics and metrics[:1], SPARKLINE)
             for name, one in shown.items()
             if one.version > since or name in detailed
         ]

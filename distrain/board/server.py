@@ -24,6 +24,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.routing import Mount, Route
 
 from distrain.board.export import board_document
+from distrain.board.runs import MOST_POINTS, SPARKLINE
 from distrain.errors import DistrainError
 from distrain.page.data import page_data
 from distrain.page.writer import document
@@ -102,8 +103,9 @@ class Pages:
             self._board.look()
         self._board.read(_READ_S)
         query = request.query_params
-        found = self._board.data(int(query.get("since", 0)), query.get("metric", ""), query.getlist("run"))
-        return _json(found)
+        metrics = query.getlist("metric")
+        points = MOST_POINTS if len(metrics) < 2 else 3 * SPARKLINE
+        return _json(self._board.data(int(query.get("since", 0)), metrics, query.getlist("run"), points))
 
     async def _page(self, request: Request) -> Response:
         data = await run_in_threadpool(page_data, self._run(request).location)

@@ -18,20 +18,11 @@ if TYPE_CHECKING:
 
 def board_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain board``."""
-    parser = parsers.make_parser(
-        "board",
-        "Show all runs of a storage path in the browser, live: a table, curves, logs, and buttons for stacks and stop. "
-        "Only this machine can connect, and only with the printed URL. Ctrl-C ends it.",
-        "  distrain board\n  distrain board ~/runs --port 8080\n  distrain board --export board.html",
-    )
+    parser = parsers.make_parser("board")
     parsers.add_storage(parser, "the storage path, or a run")
-    parser.add_argument("--port", type=parsers.port, default=0, metavar="N", help="the port (default: a free one)")
-    parser.add_argument(
-        "--export",
-        metavar="FILE|DIR",
-        type=Path,
-        help="serve nothing; write the board to FILE.html, or with the pages of all runs to a directory",
-    )
+    add = parser.add_argument
+    add("--port", type=parsers.port, default=0, metavar="N", help="the port (default: a free one)")
+    add("--export", metavar="FILE|DIR", type=Path, help="only write FILE.html, or DIR with the pages of all runs, too")
     return parser
 
 

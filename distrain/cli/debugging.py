@@ -35,12 +35,7 @@ _NOTICE_S = 1.0
 
 def debug_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain debug``."""
-    parser = parsers.make_run_parser(
-        "debug",
-        "Open pdb on a rank of a running run, at its current line, or at the breakpoint() where it waits. Other ranks "
-        "keep running until they need it. Run it on the machine of fit().",
-        "  distrain debug last -r 3\n  distrain debug last -r 3 --dap     for VS Code or PyCharm",
-    )
+    parser = parsers.make_run_parser("debug")
     parser.add_argument("-r", "--rank", type=parsers.number, default=0, metavar="N", help="the rank (default: 0)")
     parser.add_argument("--dap", action="store_true", help="let an editor attach instead, with debugpy")
     parser.add_argument("--port", type=parsers.port, default=5678, help="the editor's port (default: 5678)")
@@ -58,7 +53,7 @@ def run_debug(options: argparse.Namespace) -> int:
             echo(request(run, STACKS))
             said = user.hear()
         if not said or said[0].closed is not None:
-            raise NoSuchRun((said and said[0].closed) or "the run has ended")
+            raise NoSuchRun(said[0].closed or f"rank {rank} continues" if said else "the run has ended")
         relay(user, said)
     return 0
 
@@ -84,7 +79,7 @@ def relay(user: _Terminal | _Editor, said: list[wire.DebuggerSays]) -> None:
                 echo(message.closed or f"rank {user.rank} continues")
                 return
         said = user.listen()
-    echo("the run has ended")
+    echo(f"the connection to rank {user.rank} has ended; `distrain ls` says whether its run has")
 
 
 class _User:
@@ -141,9 +136,9 @@ def _answer(prompt: str) -> bytes:
     while True:
         try:
             return f"{input(prompt)}\n".encode(errors="replace")
-        except (KeyboardInterrupt, EOFError) as end:
+        except (KeyboardInterrupt, EOFError, RuntimeError) as end:  # RuntimeError: stdin is closed
             print()
-            if isinstance(end, EOFError):
+            if not isinstance(end, KeyboardInterrupt):
                 return b""
 
 

@@ -33,20 +33,6 @@ if TYPE_CHECKING:
 
     from distrain.drilling.verdict import DrillReport, Verdict
 
-_EPILOG = """\
-TARGET is what `distrain run` takes, with its options and the script's arguments. Options of the
-drill may stand anywhere; `--` before the script's arguments keeps those of the same name for it.
-
-examples:
-  distrain drill --workers 2 train.py --epochs 3
-  distrain drill --workers 2 train.py --output {drill}/out     {drill}: a directory of the run
-  distrain drill --workers 2 --fresh 'snapshot*.pt' train.py   hides an earlier training's files
-  distrain drill --hosts alpha:4,beta:4 --only kill,host --page drill.html train.py:train_func
-  distrain drill --as-ray ray_train.py
-
-exit codes: 0 if every resume is exact, or equal within noise; 1 if not; 2 if nothing is comparable.
-"""
-
 
 def run_drill(arguments: Sequence[str]) -> int:
     """Run ``distrain drill`` and return its exit code. Raises SystemExit for a wrong command line."""
@@ -95,14 +81,8 @@ def run_drill(arguments: Sequence[str]) -> int:
 
 def drill_parser() -> argparse.ArgumentParser:
     """Make the parser of the drill's own options."""
-    parser = argparse.ArgumentParser(
-        prog="distrain drill",
-        usage="distrain drill [options] [options of distrain run] TARGET [arguments]",
-        description="Prove that a script resumes exactly: run it undisturbed, then disturbed, and compare.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parsers.make_parser("drill")
+    parser.usage = "distrain drill [options] [options of distrain run] TARGET [arguments]"
     kinds = ",".join(DISTURBANCES)
     add = parser.add_argument
     add("--workers", type=int, metavar="N", help="the number of workers (default: that of the script, or 1)")

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
+from distrain.cli.parsers import SITE
 from distrain.cli.text import echo, paint
 
 if TYPE_CHECKING:
     import argparse
 
 PAGE = Path(__file__).with_name("troubleshooting.md")
-SITE = "https://distrain.github.io/distrain"
 _FITS = 0.7
 """The part of a key's words and pairs of words that a text must have."""
 _IS_NEAR = 0.5
@@ -38,6 +38,12 @@ def entries() -> list[tuple[list[str], str]]:
         keys = re.findall(r"(?s)`(.+?)`", title + also) + re.findall(r"(?m)^- `(.+?)`", text)
         found += [(keys, text.strip())] if keys else []
     return found
+
+
+def topics() -> dict[str, list[str]]:
+    """Return the titles of the entries of each topic, such as Hangs."""
+    parts = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    return {part.partition("\n")[0]: re.findall(r"(?m)^### (.+)", part) for part in parts}
 
 
 def explain(text: str) -> list[tuple[float, str, str]]:
@@ -59,26 +65,27 @@ def _words(text: str) -> set[str | tuple[str, str]]:
 
 def explain_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain explain``."""
-    parser = parsers.make_parser(
-        "explain",
-        "Say what an error means and what to do. TEXT is the error, a whole screen or a traceback; without it, the "
-        "text is read from stdin. The exit code is 1 if nothing fits.",
-        "  distrain explain 'no usable NVIDIA GPU was found'\n  distrain show last | distrain explain",
-    )
+    parser = parsers.make_parser("explain")
     parser.add_argument("text", nargs="*", metavar="TEXT", help="the error, or a part of it")
     return parser
 
 
 def run_explain(options: argparse.Namespace) -> int:
-    """Print the entries that fit best, or the titles of the nearest ones."""
+    """Print the entries that fit best, or the titles of the nearest ones or of those of a topic."""
     if not options.text and sys.stdin.isatty():
         print("Paste the error, then press Ctrl-D on a line of its own.", file=sys.stderr)
-    nearest = explain(" ".join(options.text) or sys.stdin.buffer.read().decode(errors="replace"))[:_MOST_ENTRIES]
+    given = " ".join(options.text) or sys.stdin.buffer.read().decode(errors="replace")
+    word = given.strip().lower().removesuffix("s")
+    topic = next((one for one in topics() if word.isalpha() and re.search(rf"\b{word}", one.lower())), None)
+    if topic is not None:
+        echo("\n  ".join([paint(topic, "1"), *topics()[topic]]))
+        return 0
+    nearest = explain(given)[:_MOST_ENTRIES]
     found = [(title, entry) for fit, title, entry in nearest if fit >= _FITS]
     for title, entry in found:
         text = re.sub(r"\[(.+?)\]\((\w+)\.md(.*?)\)", rf"\1: {SITE}/\2.html\3", entry)
         echo(f"{paint(title, '1')}\n\n{text}\n")
     if not found:
         titles = "".join(f"\n  {title}" for fit, title, _ in nearest if fit > _IS_NEAR)
-        echo(f"no entry fits{titles and '; the nearest:'}{titles}\nall: {SITE}/troubleshooting.html", sys.stderr)
+        echo(f"no entry fits{titles and '; the nearest:'}{titles}\ntopics: {', '.join(topics())}", sys.stderr)
     return 0 if found else 1

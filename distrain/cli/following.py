@@ -32,12 +32,7 @@ def logs_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain logs``."""
     from distrain.cli.run.config_options import parse_ranks
 
-    parser = parsers.make_run_parser(
-        "logs",
-        "Show what the ranks have printed: in their last attempt, rank after rank. With -f, show new lines as they "
-        "come, also those of later attempts, until the run ends.",
-        "  distrain logs last\n  distrain logs train-2026-11-24 -r 0,3 -n 20\n  distrain logs last -f",
-    )
+    parser = parsers.make_run_parser("logs")
     add = parser.add_argument
     add("-r", "--ranks", type=parse_ranks, metavar="0,2-5", help="only these ranks")
     add("-f", "--follow", action="store_true", help="show new lines until the run ends")
@@ -98,13 +93,7 @@ def _no_logs(run: Run) -> str:
 
 def stacks_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain stacks``."""
-    return parsers.make_run_parser(
-        "stacks",
-        "Show where all ranks of a running run are, those at the same place in one line. It does not disturb them. Run "
-        "it on the machine of fit().",
-        "  distrain stacks last",
-        has_json=True,
-    )
+    return parsers.make_run_parser("stacks", has_json=True)
 
 
 def run_stacks(options: argparse.Namespace) -> int:
@@ -121,13 +110,7 @@ def run_stacks(options: argparse.Namespace) -> int:
 
 def profile_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain profile``."""
-    parser = parsers.make_run_parser(
-        "profile",
-        "Show in which lines a rank of a running run spends its time. The stacks of its threads are sampled and, if it "
-        "uses torch, its operations are traced. The rank trains on, somewhat slower meanwhile; Ctrl-C only ends the "
-        "command. Run it on the machine of fit().",
-        "  distrain profile last\n  distrain profile last -r 3 --seconds 30",
-    )
+    parser = parsers.make_run_parser("profile")
     parser.add_argument("-r", "--rank", type=parsers.number, default=0, metavar="N", help="the rank (default: 0)")
     parser.add_argument("--seconds", type=parsers.number, default=10, metavar="S", help="how long (default: 10)")
     return parser
@@ -152,13 +135,7 @@ def run_profile(options: argparse.Namespace) -> int:
 
 def stop_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain stop``."""
-    return parsers.make_run_parser(
-        "stop",
-        "Ask a running run to stop as SIGTERM does, so that ranks that call should_stop() store a checkpoint; and wait "
-        "for its end. Ctrl-C only ends the wait. Run it on the machine of fit().",
-        "  distrain stop last\n  distrain stop train-2026-11-24_01-02-03-ab12cd",
-        has_json=True,
-    )
+    return parsers.make_run_parser("stop", has_json=True)
 
 
 def run_stop(options: argparse.Namespace) -> int:

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 def hosts_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain hosts``."""
-    parser = parsers.make_parser(
-        "hosts",
-        "List the hosts that were lost, slow or at fault in your runs and deep checks of the last 7 days. New runs use "
-        "such a host only if they have no spare one.",
-        "  distrain hosts\n  distrain hosts --forgive beta\n  distrain hosts --forgive all",
-    )
+    parser = parsers.make_parser("hosts")
     parser.add_argument("--forgive", metavar="HOST", help="clear the record of this host (`all`: of every host)")
     parsers.add_json(parser)
     return parser

@@ -1,39 +1,38 @@
-"""``distrain ls`` and ``distrain clean``: the runs in a storage path. Runs in: coordinator."""
+"""``distrain ls``: the runs in storage paths. Runs in: coordinator."""
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import time
 import warnings
 from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
-from distrain.cli.text import age, coloured, echo, metrics_line, paint, screen, table, write_json
-from distrain.storage.runs.listing import ENDED, FAILED, FINISHED, FOREIGN, KILLED, STOPPED, Run, list_runs
-from distrain.system.text import count, size
+from distrain.cli.text import age, coloured, cut, echo, metrics_line, paint, screen, table, width_of, write_json
+from distrain.storage.runs.listing import FOREIGN, Run, WrongArgument, differing, list_runs, storage_at
+from distrain.storage.runs.notes import Notes
+from distrain.system.text import broken, did_you_mean, number, printable
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
 
-_WIDE = 100
-"""Columns of a terminal from which on the script and the hosts are shown."""
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_LONGEST, _LEAST = 32, 16
+"""Characters of a setting or a note at most, and of the metrics at least."""
 
 
 def ls_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain ls``."""
-    parser = parsers.make_parser(
-        "ls",
-        "List the runs of a storage path, the newest first. A terminal shows as many as fit; a pipe gets all.",
-        "  distrain ls\n  distrain ls -n 5 ~/runs\n  distrain ls s3://bucket/runs\n"
-        "  distrain ls --json | jq -r '.runs[] | select(.state == \"failed\") | .name'",
-    )
+    parser = parsers.make_parser("ls")
     parsers.add_storage(parser, "the storage path, or a run")
     add = parser.add_argument
-    add("-n", type=parsers.number, metavar="N", help="show the newest N")
+    add("more", nargs="*", metavar="MORE", help="further ones")
+    add("--sort", metavar="METRIC", help="the best first: the lowest of a loss or an error, else the highest")
+    add("--tag", help="only those with this tag")
+    add("-n", type=parsers.number, metavar="N", help="show the first N")
     add("--all", action="store_true", help="show all, also on a terminal")
     parsers.add_json(parser)
     return parser
@@ -45,6 +44,12 @@ def run_ls(options: argparse.Namespace) -> int:
     gc.disable()  # it would look for circles in thousands of dicts, again and again
     storage = parsers.storage_of(options)
     runs = list_runs(storage, may_be_missing=options.path is None)
+    for path in options.more:
+        runs += list_runs(storage_at(path))
+    runs = [run for run in runs if options.tag in (None, *run.notes.tags)]
+    best = _best(runs, options.sort) if options.sort else {}
+    places = {path: place for place, path in enumerate(best)}
+    runs.sort(key=lambda run: (places.get(run.path, len(places)), run.state == FOREIGN, -run.began))
     found = screen()
     limit = options.n
     if limit is None and found is not None and not (options.all or options.json):
@@ -55,119 +60,62 @@ def run_ls(options: argparse.Namespace) -> int:
 
         write_json("ls", runs=[info_of(run) for run in shown if run.state != FOREIGN])
     elif not runs:
-        print(f"there are no runs in {storage}", file=sys.stderr)
+        tagged = f" with the tag {options.tag}" if options.tag else ""
+        echo(f"there are no runs{tagged} in {' '.join([str(storage), *options.more])}", sys.stderr)
     else:
-        _print_table(shown, found and found[0])
+        _print_table(shown, found and found[0], (f"BEST {options.sort}", best) if best else None)
         if len(runs) > len(shown):
-            print(paint(f"... and {count(len(runs) - len(shown), 'older one')}; --all lists them", "2"))
+            print(paint(f"... and {len(runs) - len(shown):,} more; --all lists them", "2"))
     return 0
 
 
-def _print_table(runs: Sequence[Run], columns: int | None) -> None:
-    heads = ["NAME", "STATE", "AGE", "RANKS", "SCRIPT", "HOSTS", "LAST METRICS"]
-    rows = [heads, *(_row(run, time.time()) for run in runs)]
-    if columns is not None and columns < _WIDE:
-        rows = [row[:4] + row[6:] for row in rows]
-    echo("\n".join(table(rows, columns, right=(2, 3))))
+def _best(runs: Sequence[Run], metric: str) -> dict[str, float]:
+    """Return the best value of a metric, the best run first, by the paths of those that have one."""
+    from distrain.page.facts import Facts  # these take a while
+    from distrain.storage.retention import LOWEST_IS_BEST
+
+    reports = {run.path: Facts(run, run.location).reports for run in runs if run.manifest}
+    found = {path: value for path, one in reports.items() if (value := one.best(metric)) is not None}
+    if not found:
+        hint = did_you_mean(metric, {name for one in reports.values() for name in one.curves})
+        raise WrongArgument(f"no run has reported a number {metric!r}{hint}")
+    return dict(sorted(found.items(), key=lambda item: item[1], reverse=not LOWEST_IS_BEST.search(metric.lower())))
 
 
-def _row(run: Run, now: float) -> list[str]:
-    record = None if run.problem else run.last_report()
-    return [
-        run.name,
-        coloured(run.state),
-        age(now - run.began) if run.began else "",
-        str(run.ranks or ""),
-        run.script,
-        ",".join(run.hosts) if len(run.hosts) <= 2 else f"{len(run.hosts)} hosts",
-        run.problem if record is None else metrics_line(record["metrics"]),
+def _print_table(runs: Sequence[Run], columns: int | None, best: tuple[str, dict[str, float]] | None) -> None:
+    """Print what fits: name and state, the best value, and of the other columns the first ones."""
+    start = len(os.path.commonprefix([run.path for run in runs]).rpartition("/")[0]) + 1  # noqa: RUF071 - URLs, too
+    longest = max(len(run.path) if columns is None else max(columns // 2, len(run.name)) for run in runs)
+    names = [run.path[start:] if len(run.path) - start <= longest else f"…{run.path[1 - longest :]}" for run in runs]
+    now, heads = time.time(), ["NAME", "STATE", "LAST METRICS"]
+    rows = [heads, *([name, *_state_and_metrics(run)] for name, run in zip(names, runs, strict=True))]
+    more = [
+        ["AGE", *(age(now - run.began) if run.began else "" for run in runs)],
+        ["RANKS", *(str(run.ranks or "") for run in runs)],
     ]
+    if any(run.notes != Notes() for run in runs):
+        more.append(["NOTE", *(str(run.notes) for run in runs)])
+    for name, values in differing([run.settings for run in runs]).items():
+        if len({str(value) for value in values if value is not None}) > 1:  # scripts have settings of their own
+            more.append([printable(name), *("" if value is None else number(value) for value in values)])
+    more.append(["SCRIPT", *(run.script for run in runs)])
+    more.append(["HOSTS", *(",".join(run.hosts) if len(run.hosts) <= 2 else f"{len(run.hosts)} hosts" for run in runs)])
+    if best is not None:
+        more.insert(0, [best[0], *(number(best[1].get(run.path, "")) for run in runs)])
+    used = sum(max(width_of(row[n]) for row in rows) + 2 for n in (0, 1)) + _LEAST
+    for column in more:
+        cells = [cut(cell, _LONGEST) for cell in column]
+        width = max(map(len, cells)) + 2
+        if columns is None or used + width <= columns or (best and column is more[0]):
+            used += width
+            for row, cell in zip(rows, cells, strict=True):
+                row.insert(-1, cell)
+    echo("\n".join(table(rows, columns, right=[n for n, head in enumerate(heads) if head in ("AGE", "RANKS")])))
 
 
-# -- clean -----------------------------------------------------------------------------------------------------------
-
-
-def clean_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain clean``."""
-    parser = parsers.make_parser(
-        "clean",
-        "Delete runs that have ended, with their checkpoints and logs. Running ones are never deleted, and neither is "
-        "anything that is not a run. Without --failed and the like, all states match; without options, it only lists.",
-        "  distrain clean --older-than 30d --dry-run\n  distrain clean --failed --stopped --older-than 7d\n"
-        "  distrain clean ~/runs --killed --yes",
-    )
-    parsers.add_storage(parser)
-    add = parser.add_argument
-    add("--older-than", metavar="AGE", type=_seconds, help="only those that ended so long ago: 12h, 7d, 4w")
-    for state in (FAILED, FINISHED, STOPPED, KILLED):
-        add(f"--{state}", dest="states", action="append_const", const=state, help=f"only {state} runs")
-    add("--dry-run", action="store_true", help="show what would be deleted; delete nothing")
-    add("--yes", action="store_true", help="do not ask")
-    return parser
-
-
-def _seconds(text: str) -> float:
-    import argparse
-
-    number, unit = text[:-1], text[-1:]
-    if unit not in _UNITS or not number.replace(".", "", 1).isdigit():
-        raise argparse.ArgumentTypeError(f"must be an age such as 12h, 7d or 4w, got {text!r}")
-    return float(number) * _UNITS[unit]
-
-
-def run_clean(options: argparse.Namespace) -> int:
-    """Delete runs, and what killed ones have left in the memory of this host."""
-    from distrain.errors import StorageError
-    from distrain.system import scratch
-
-    is_chosen = options.older_than is not None or bool(options.states)
-    if is_chosen and not options.dry_run:
-        scratch.remove_abandoned()
-    storage, now = parsers.storage_of(options), time.time()
-    before, states = now - (options.older_than or 0), options.states or ENDED
-    listed = list_runs(storage, may_be_missing=options.path is None)
-    chosen = [run for run in listed if run.state in states and run.ended <= before and run.path != str(storage)]
-    if not chosen:
-        print(f"nothing to delete in {storage}")
-        return 0
-    sizes = {run.path: run.bytes() for run in chosen}
-    rows = [[run.name, run.state, age(now - run.ended), size(sizes[run.path])] for run in chosen]
-    echo("\n".join(table(rows, right=(2, 3))))
-    total = f"{count(len(chosen), 'run')}, {size(sum(sizes.values()))}"
-    if options.dry_run:
-        print(f"{total} would be deleted")
-        return 0
-    if not is_chosen:
-        which = "--older-than 30d, --failed, --finished, --stopped or --killed"
-        raise StorageError(f"{total}, have ended. Nothing was deleted; name what to delete: {which}")
-    if not options.yes and not _agrees(f"delete {total}, with all checkpoints? [y/N] "):
-        print("nothing was deleted")
-        return 1
-    return _delete(chosen, sizes, before)
-
-
-def _delete(runs: Sequence[Run], sizes: dict[str, int], before: float) -> int:
-    from distrain.errors import StorageError
-    from distrain.storage.runs.deletion import delete_run
-
-    deleted = []
-    for run in runs:
-        try:
-            delete_run(run, before)
-            deleted.append(sizes[run.path])
-        except (StorageError, OSError) as error:
-            echo(f"distrain clean: {run.name} was not deleted: {error}", sys.stderr)
-    print(f"deleted {count(len(deleted), 'run')}, {size(sum(deleted))}")
-    return 0 if len(deleted) == len(runs) else 1
-
-
-def _agrees(question: str) -> bool:
-    from distrain.errors import StorageError
-
-    if not sys.stdin.isatty():
-        raise StorageError("cannot ask without a terminal: add --yes, or --dry-run to only look")
-    try:
-        return input(question).strip().lower() in ("y", "yes")
-    except EOFError:
-        print()
-        return False
+def _state_and_metrics(run: Run) -> tuple[str, str]:
+    record = None if run.problem else run.last_report()
+    if record is None:
+        return coloured(run.state), run.problem
+    metrics, nan = metrics_line(record["metrics"]), broken(record["metrics"]).removeprefix(", but ")
+    return (paint(run.state, "33"), f"{nan}: {metrics}") if nan else (coloured(run.state), metrics)

@@ -6,9 +6,11 @@ Each command is imported when it is used, so that the quick ones stay quick.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.system import __version__
@@ -20,54 +22,27 @@ if TYPE_CHECKING:
 LAUNCHING = ("run", "check", "drill")
 TRIAL = "drill-trial"
 """Started by ``distrain drill``, not by users."""
-COMMANDS = {
-    "ls": ("listing", "list the runs of a storage path"),
-    "show": ("showing", "show one run: its state, attempts, metrics, checkpoints and error"),
-    "logs": ("following", "show what the ranks have printed; -f follows"),
-    "hosts": ("hosts", "list the hosts that were slow or have failed lately"),
-    "stacks": ("following", "show where all ranks of a running run are"),
-    "stop": ("following", "ask a running run to stop, and wait for its end"),
-    "debug": ("debugging", "open pdb on a rank of a running run"),
-    "profile": ("following", "show where a rank of a running run spends its time"),
-    "explain": ("explaining", "say what a pasted error means, and what to do"),
-    "report": ("reporting", "pack what is needed to ask for help into one file, without secrets"),
-    "board": ("board", "show all runs in the browser, live"),
-    "page": ("reporting", "write one HTML file that shows the whole run"),
-    "clean": ("listing", "delete old runs"),
-    "skill": ("run.skill", "print a skill file, from which a coding agent learns distrain"),
+_MODULES = {
+    "listing": ("ls",),
+    "showing": ("show", "compare"),
+    "following": ("logs", "stacks", "stop", "profile"),
+    "continuing": ("resume", "note", "clean"),
+    "hosts": ("hosts",),
+    "debugging": ("debug",),
+    "explaining": ("explain",),
+    "reporting": ("report", "page"),
+    "board": ("board",),
+    "run.skill": ("skill",),
 }
-"""The module of each command in this package, and what the command does."""
+"""The modules of this package, and the commands in each."""
+COMMANDS = {command: module for module, commands in _MODULES.items() for command in commands}
 
-_MEANT = {"compare": "board", "kill": "stop", "list": "ls", "plot": "board", "ps": "ls", "status": "show"}
+_MEANT = {"diff": "compare", "kill": "stop", "list": "ls", "plot": "board", "ps": "ls", "status": "show", "tag": "note"}
 """Words for what a command does, some of which resemble another one."""
 
 _HELP = """\
 usage: distrain COMMAND ...        (distrain COMMAND --help explains one)
-
-train
-  run        start a script, a module or a function on several workers
-  check      check if the hosts can train together; run nothing
-  hosts      {hosts}
-  drill      prove that a script resumes exactly, by disturbing it
-
-look at runs
-  ls         {ls}
-  show       {show}
-  logs       {logs}
-  board      {board}
-  page       {page}
-  explain    {explain}
-  report     {report}
-
-act on runs
-  stacks     {stacks}
-  stop       {stop}
-  debug      {debug}
-  profile    {profile}
-  clean      {clean}
-
-for agents
-  skill      {skill}
+{}
 
 A RUN is a path, a URL, a name, the beginning of a name, or `last`, the newest.
 Names are looked up in --storage-path: by default that of the config file
@@ -75,9 +50,15 @@ Names are looked up in --storage-path: by default that of the config file
 
   distrain run --num-workers 4 train.py --epochs 3
   distrain run --as-ray ray_train.py
-  distrain ls
   distrain logs last -f
+
+Documentation: https://distrain.github.io/distrain
 """
+
+
+def _help() -> str:
+    titles = re.findall(r"(?m)^#(#?) ([^:\n]+)(?:: )?(.*)", Path(__file__).with_name("help.md").read_text())
+    return _HELP.format("\n".join(f"  {name:<11}{text}" if inner else f"\n{name}" for inner, name, text in titles))
 
 
 def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
@@ -85,9 +66,11 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
 
     user_path: sys.path without the directory of the command.
     """
+    if "_ARGCOMPLETE" in os.environ:
+        import_module(f"distrain.cli.{COMMANDS['skill']}").complete()
     command, rest = (arguments[0] if arguments else "--help"), list(arguments[1:])
     if command in ("--help", "-h", "help"):
-        print(_HELP.format(**{name: text for name, (_, text) in COMMANDS.items()}), end="")
+        print(_help(), end="")
         return 0
     if command == "--version":
         print(f"distrain {__version__}")
@@ -117,7 +100,7 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
 
 def command_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
     """Return the parser and the function of one of the :data:`COMMANDS`."""
-    module = import_module(f"distrain.cli.{COMMANDS[name][0]}")
+    module = import_module(f"distrain.cli.{COMMANDS[name]}")
     return getattr(module, f"{name}_parser")(), getattr(module, f"run_{name}")
 
 
@@ -135,9 +118,10 @@ def _run(name: str, function: Callable[[], int]) -> int:
         from distrain.cli.text import echo
         from distrain.errors import DistrainError
         from distrain.storage.runs.listing import WrongArgument
+        from distrain.system.text import without_errno
 
         if not isinstance(error, (DistrainError, WrongArgument, OSError, ImportError)):
             raise
-        echo(f"distrain {name}: error: {error}", sys.stderr)
+        echo(f"distrain {name}: error: {without_errno(error)}", sys.stderr)
         return 2
     return code

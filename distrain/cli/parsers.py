@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from distrain.storage.runs.listing import find_run, storage_at
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from distrain.storage.runs.listing import Run
     from distrain.system.remote_path import RemotePath
 
+SITE = "https://distrain.github.io/distrain"
 _DEFAULT = "(default: that of the config file, else ~/distrain_results)"
 
 
@@ -33,15 +33,18 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}{where}\n")
 
 
-def make_parser(name: str, what: str, examples: str) -> Parser:
-    """Make the parser of a command. ``examples``: command lines that the help ends with."""
-    return Parser(
-        prog=f"distrain {name}",
-        description=textwrap.fill(what, 98, break_on_hyphens=False),
-        epilog=f"examples:\n{examples}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def help_of(name: str) -> tuple[str, str]:
+    """Return the description of a command, and the text at the end of its help, from help.md."""
+    section = Path(__file__).with_name("help.md").read_text().partition(f"\n## {name}: ")[2].partition("\n#")[0]
+    _, what, end = section.split("\n\n", 2)
+    return textwrap.fill(what, 98, break_on_hyphens=False), textwrap.dedent(end)
+
+
+def make_parser(name: str) -> Parser:
+    """Make the parser of a command."""
+    what, end = help_of(name)
+    kind = argparse.RawDescriptionHelpFormatter
+    return Parser(prog=f"distrain {name}", description=what, epilog=end, formatter_class=kind, allow_abbrev=False)
 
 
 def number(text: str) -> int:
@@ -58,9 +61,9 @@ def port(text: str) -> int:
     return int(text)
 
 
-def make_run_parser(name: str, what: str, examples: str, *, has_json: bool = False) -> Parser:
+def make_run_parser(name: str, *, has_json: bool = False) -> Parser:
     """Make the parser of a command for one run, with the argument that names it and the option where to look."""
-    parser = make_parser(name, what, examples)
+    parser = make_parser(name)
     parser.add_argument("run", metavar="RUN", help="path, URL, name, beginning of a name, or `last`")
     parser.add_argument("--storage-path", metavar="DIR", help=f"where the runs are {_DEFAULT}")
     add_config_file(parser)
@@ -85,7 +88,7 @@ def add_config_file(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the option that has a command write for programs."""
-    parser.add_argument("--json", action="store_true", help="write a JSON object (docs/json.md)")
+    parser.add_argument("--json", action="store_true", help=f"write a JSON object ({SITE}/json.html)")
 
 
 def storage_of(options: argparse.Namespace) -> Path | RemotePath:

@@ -46,12 +46,7 @@ _ADVICE = (
 
 def report_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain report``."""
-    parser = parsers.make_run_parser(
-        "report",
-        "Pack what is needed to ask for help about a run into one archive: run.json, the error, events, evidence, the "
-        "ends of the logs and versions, with masks for what looks secret, and without checkpoints.",
-        "  distrain report last\n  distrain report s3://bucket/runs/train-1 -o train-1.tar.gz",
-    )
+    parser = parsers.make_run_parser("report")
     parser.add_argument("-o", "--output", metavar="FILE", help="the file (default: distrain-report-NAME.tar.gz)")
     return parser
 
@@ -137,15 +132,8 @@ def _versions() -> str:
 
 def page_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain page``."""
-    parser = parsers.make_run_parser(
-        "page",
-        "Write the page of a run, one HTML file that needs no network: outcome, failures, curves, ranks, attempts, "
-        "checkpoints, where the time went, logs and settings.",
-        "  distrain page last\n  distrain page s3://bucket/runs/train-1 -o train-1.html",
-    )
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", help="the file to write (default: page.html in the run directory)"
-    )
+    parser = parsers.make_run_parser("page")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file (default: page.html in the run directory)")
     return parser
 
 

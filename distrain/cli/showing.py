@@ -1,4 +1,4 @@
-"""``distrain show``: all about one run. Runs in: coordinator."""
+"""``distrain show`` and ``distrain compare``: all about one run, or how some differ. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import textwrap
 import time
 import warnings
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.runs import info_of
@@ -15,8 +16,9 @@ from distrain.cli.text import cut, echo, metrics_line, paint, screen, table, wri
 from distrain.page.data import attempts_table, checkpoints_table
 from distrain.page.facts import Facts
 from distrain.storage.runs.details import command_of
-from distrain.storage.runs.listing import FAILED
+from distrain.storage.runs.listing import FAILED, differing, find_run
 from distrain.storage.runs.logs import attempts_with_logs, log_folder
+from distrain.storage.runs.notes import Notes
 from distrain.system.text import count, flatten, name_ranks, number, printable, size
 
 if TYPE_CHECKING:
@@ -79,13 +81,7 @@ def _dict(item: object) -> dict[str, Any] | None:
 
 def show_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain show``."""
-    return parsers.make_run_parser(
-        "show",
-        "Show one run on one screen: its state, command, code, hosts, attempts, metrics, checkpoints, logs and error.",
-        "  distrain show last\n  distrain show train-2026-11-24_01-02-03-ab12cd\n"
-        "  distrain show s3://bucket/runs/train-2026-11-24_01-02-03-ab12cd",
-        has_json=True,
-    )
+    return parsers.make_run_parser("show", has_json=True)
 
 
 def run_show(options: argparse.Namespace) -> int:
@@ -103,10 +99,11 @@ def run_in_words(run: Run, columns: int) -> str:
     """Return one screen of text about a run."""
     found = Facts(run, run.location)
     shown, width = Details(found), columns - _INDENT
-    lines = [textwrap.fill(f"{run.name}: {shown.verdict}", columns, break_on_hyphens=False)]
+    wrap = partial(textwrap.wrap, break_on_hyphens=False, break_long_words=False)  # paths stay whole
+    lines = wrap(f"{run.name}: {shown.verdict}", columns)
     for label, text in _facts(shown):
         text = printable(cut(text, _LONGEST))
-        lines += _labelled(label, textwrap.wrap(text, max(columns - _INDENT, 30), break_on_hyphens=False))
+        lines += _labelled(label, wrap(text, max(width, 30)))
     lines += _labelled("attempts", _lines(attempts_table(found), width, _MOST_ATTEMPTS, "attempt", -1))  # no hosts
     lines += _labelled("changes", _changes(shown, width))
     lines += _labelled("metrics", _metrics(shown, width))
@@ -127,6 +124,7 @@ def _labelled(label: str, lines: Sequence[str]) -> list[str]:
 def _facts(shown: Details) -> Iterable[tuple[str, str]]:
     run, process = shown.run, shown.process
     yield "run", run.path
+    yield "note", str(Notes(run.note, run.tags))
     yield "command", shown.command
     who = f" by {process['user']}" if process["user"] else ""
     where = f" on {process['host']}, process {process['pid']}, in {process['directory']}" if process["host"] else ""
@@ -182,3 +180,38 @@ def _first(lines: Sequence[str], most: int, what: str, more: int = 0) -> list[st
     if len(lines) <= most + 1:  # a line that counts the others would take the place of one
         return list(lines)
     return [*lines[:most], paint(f"... {count(len(lines) - most + more, f'more {what}')}", "2")]
+
+
+# -- several runs ----------------------------------------------------------------------------------------------------
+
+
+def compare_parser() -> argparse.ArgumentParser:
+    """Make the parser of ``distrain compare``."""
+    parser = parsers.make_run_parser("compare", has_json=True)
+    parser.add_argument("others", nargs="+", metavar="RUN", help="the runs to compare it with")
+    return parser
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    """Compare runs."""
+    warnings.simplefilter("ignore")  # what is damaged
+    storage = parsers.storage_of(options)
+    runs = [find_run(given, storage) for given in (options.run, *options.others)]
+    code = [{"state": run.state, "command": command_of(run), "git": run.manifest.get("git") or {}} for run in runs]
+    settings = differing([{**flatten(one), **run.settings} for one, run in zip(code, runs, strict=True)])
+    metrics = differing([Facts(run, run.location).reports.last_metrics for run in runs])
+    if options.json:
+        write_json("compare", runs=[info_of(run) for run in runs], settings=settings, metrics=metrics)
+        return 0
+    rows = [[printable(name), *map(_cell, values)] for name, values in (*settings.items(), *metrics.items())]
+    room = (screen() or (120, 0))[0] - max((len(row[0]) for row in rows), default=0)
+    width = max(room // len(runs) - 2, 8)
+    ends = [run.name if len(run.name) <= width else f"…{run.name[1 - width :]}" for run in runs]  # beginnings are alike
+    echo("\n".join(table([["", *ends], *([name, *(cut(cell, width) for cell in cells)] for name, *cells in rows)])))
+    if not rows:
+        echo("they have the same settings and metrics")
+    return 0
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else number(value)

@@ -98,11 +98,11 @@ def table(rows: Sequence[Sequence[str]], columns: int | None = None, right: Coll
     columns: those of the screen, None for no limit. right: the columns that are aligned at the right.
     (A table of rich takes five times as long for a thousand runs.)
     """
-    widths = [max(map(_width, cells)) for cells in zip(*rows, strict=True)]
+    widths = [max(map(width_of, cells)) for cells in zip(*rows, strict=True)]
     rest = None if columns is None else max(columns - sum(widths[:-1]) - 2 * len(widths[:-1]), 10)
     lines = []
     for row in rows:
-        padding = [" " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
+        padding = [" " * (width - width_of(cell)) for cell, width in zip(row, widths, strict=True)]
         cells = [
             pad + cell if n in right else cell + pad for n, (cell, pad) in enumerate(zip(row, padding, strict=True))
         ]
@@ -110,7 +110,8 @@ def table(rows: Sequence[Sequence[str]], columns: int | None = None, right: Coll
     return lines
 
 
-def _width(cell: str) -> int:
+def width_of(cell: str) -> int:
+    """Return the characters of a cell that are seen."""
     return len(_PAINT.sub("", cell)) if "\033" in cell else len(cell)
 
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from distrain.storage.retention import best_first, has_metric
-from distrain.system.text import duration, number, printable, rate
+from distrain.system.text import broken, duration, number, printable, rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ _MOST_METRICS = 12
 
 def summary(ended: Ended, status: RunStatus, retention: Retention | None = None) -> str:
     """Return the last lines of a run. retention: says which metric of a checkpoint is its score."""
-    lines = [f"{ended.how} after {duration(ended.seconds)}; results in {status.location}"]
+    lines = [f"{ended.how} after {duration(ended.seconds)}{broken(status.metrics)}; results in {status.location}"]
     return "\n    ".join([*lines, *_details(ended, status, retention)])
 
 

@@ -42,6 +42,7 @@ from distrain.system.background import Background
 from distrain.system.log import say, warn, warn_once
 from distrain.system.loop import Loop, PausableClock
 from distrain.system.output_lines import with_one_bar
+from distrain.system.pickling import pickled
 from distrain.system.process import many_open_files
 from distrain.system.stacks import native_reason
 from distrain.system.text import BY_COMMAND
@@ -364,7 +365,10 @@ class Coordinator:
                 self.report_handler.heard_troubles(host, message)
             case wire.Outcome():
                 self._on_outcome(host, message)
-            case wire.Exited():
+            case wire.Exited(rank=rank):
+                if self.machine.has_succeeded(message):
+                    ended = wire.Outcome(attempt=self._attempt, rank=rank, ok=True, stage="run", body=pickled(None))
+                    self._on_outcome(host, ended)
                 self.report_handler.rank_ended(message.rank)
                 self._note_end(message.rank, ok=False)
                 self._debuggers.rank_ended(message.rank)

@@ -30,7 +30,7 @@ from distrain.coordinator.ranks.ignored_settings import describe_ignored_setting
 from distrain.coordinator.ranks.joined import RankGroup, join
 from distrain.coordinator.ranks.outer_launcher import OuterLauncher, check_launcher
 from distrain.coordinator.run.run import Run, Where, absolute, workers_by_host
-from distrain.coordinator.stop_signals import refuse_after_stop
+from distrain.coordinator.stop_signals import during_fit, refuse_after_stop
 from distrain.coordinator.store.remote_store import open_run
 from distrain.decisions.events import RunRequest, Validator
 from distrain.errors import LaunchError, ResourcesError, StorageError
@@ -113,7 +113,8 @@ def run_work(
             warn(request.job.warning)
         train = partial(_train, request, run, work, where)
         if launcher is None:
-            return train()
+            with during_fit():
+                return train()
         with join(launcher, request, work) as group:
             return group.follow() if launcher.rank else group.lead(partial(train, group))
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
 import stat
+import threading
 from typing import TYPE_CHECKING
 
 from distrain.errors import PreemptionError
+from distrain.system.loop import SignalRelay
 from distrain.system.text import signal_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Ctrl-C, the usual request to end, a closed terminal or lost connection, and Ctrl-backslash. All stop the run in the
@@ -61,6 +64,32 @@ def _leave_closed_terminal() -> None:
             with contextlib.suppress(OSError):
                 if stat.S_ISCHR(os.fstat(fd).st_mode) and not os.isatty(fd):
                     os.dup2(nowhere.fileno(), fd)
+
+
+@contextlib.contextmanager
+def during_fit() -> Iterator[None]:
+    """Call the user's handlers of signals that have stopped a run in the block, at its end.
+
+    In another thread than the main one, the end of the interpreter counts as Ctrl-C, and waits for the block.
+    """
+    before, relay, ended, pid = len(_stopped_by), SignalRelay(), threading.Event(), os.getpid()
+
+    def interrupt() -> None:
+        if os.getpid() == pid:  # not a child that was forked meanwhile
+            relay.pass_on(signal.SIGINT)
+            ended.wait()
+
+    atexit.register(interrupt)
+    try:
+        with contextlib.nullcontext() if threading.current_thread() is threading.main_thread() else relay:
+            yield
+    finally:
+        ended.set()
+        atexit.unregister(interrupt)
+        for name in dict.fromkeys(_stopped_by[before:]):
+            number = getattr(signal, name, None)  # None for `distrain stop`
+            if number is not None and callable(signal.getsignal(number)):
+                signal.raise_signal(number)
 
 
 def refuse_after_stop() -> None:

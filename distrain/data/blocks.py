@@ -4,11 +4,13 @@ A block is a pyarrow Table, a dict of numpy arrays of equal length, or a list of
 
 No conversion changes a value. Numbers of one kind, and rows of one shape, are an array; a missing float or time is NaN
 or NaT. All else is an array of objects: text, bytes, integers with gaps, times with a zone, rows of different shapes,
-mixtures. What the target cannot hold raises DataError with the column's name.
+mixtures. In users' batches, integers with gaps are floats. What the target cannot hold raises DataError with the
+column's name.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from itertools import chain
@@ -156,9 +158,35 @@ def to_columns(block: Block) -> Columns:
     return _each_column(((name, [row[name] for row in block]) for name in names), _of_values, "an array")
 
 
+def to_arrays(block: Block) -> Columns:
+    """Return the columns as users get them: integers of which some are missing as floats, with NaN.
+
+    Raises DataError for an integer that would lose digits.
+    """
+    columns = to_columns(block)
+    for field in block.schema if _is_table(block) else ():
+        if require("pyarrow").types.is_integer(field.type) and len(block) == block[field.name].null_count > 0:
+            columns[field.name] = np.full(len(block), math.nan)
+    return _each_column(columns.items(), _with_nan, "an array")
+
+
+def _with_nan(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    kinds = set(map(type, column.flat)) if column.dtype == object else set()
+    if type(None) not in kinds or _letters(kinds - {type(None)}) != {"i"}:
+        return column
+    floats = [math.nan if value is None else float(value) for value in column.flat]
+    for value, made in zip(column.flat, floats, strict=True):
+        if value is not None and int(value) != made:
+            raise ValueError(
+                f"{value} would lose digits as a float beside gaps, which map() and iter_rows() get as None"
+            )
+    made_of_all: np.ndarray[Any, Any] = np.array(floats).reshape(column.shape)
+    return made_of_all
+
+
 def converted(block: Block, dtypes: Any, convert: Callable[[str, np.ndarray[Any, Any], Any], _T]) -> dict[str, _T]:
     """Return the columns after a conversion. ``dtypes``: the type of all, or a dict by column. Raises DataError."""
-    columns = to_columns(block)
+    columns = to_arrays(block)
     wanted = dtypes if isinstance(dtypes, dict) else dict.fromkeys(columns, dtypes)
     if unknown := wanted.keys() - columns.keys():
         raise DataError(f"dtypes names the column {min(unknown)!r}; there are {sorted(columns)}")
@@ -191,19 +219,19 @@ def to_frame(block: Block) -> Any:
     """Return a pandas DataFrame."""
     pandas = require("pandas")
     if not _is_table(block):
-        return pandas.DataFrame(_each_column(to_columns(block).items(), _for_pandas, "a column of pandas"))
+        return pandas.DataFrame(_each_column(to_arrays(block).items(), _for_pandas, "a column of pandas"))
     names = _distinct(block.column_names)
     if not (changed := _changed_by_pandas(block)):
         return block.to_pandas()
     frame = block.drop_columns(changed).to_pandas()
-    for name, column in to_columns(block.select(changed)).items():
+    for name, column in to_arrays(block.select(changed)).items():
         frame[name] = pandas.Series(_for_pandas(column), index=frame.index if len(frame.columns) else None)
     return frame[names]
 
 
 FORMATS: dict[str, Callable[[Block], Any]] = {
-    "default": to_columns,
-    "numpy": to_columns,
+    "default": to_arrays,
+    "numpy": to_arrays,
     "pandas": to_frame,
     "pyarrow": to_table,
 }
@@ -298,7 +326,7 @@ def _of_values(values: list[Any]) -> np.ndarray[Any, Any]:
     kinds.discard(type(None))
     if kinds and all(issubclass(kind, (list, tuple, np.ndarray)) for kind in kinds):
         return _of_rows(values)
-    letters = {next((letter for base, letter in _LETTERS.items() if issubclass(kind, base)), "O") for kind in kinds}
+    letters = _letters(kinds)
     if letters == {"f"} and has_gaps:
         gap = min(kinds, key=lambda kind: np.dtype(kind).itemsize)("nan")
         values = [gap if value is None else value for value in values]
@@ -314,6 +342,10 @@ def _of_values(values: list[Any]) -> np.ndarray[Any, Any]:
     if len(letters) > 1 and not ("b" not in letters and all(map(_is_exact, made.tolist(), values))):
         return _objects(values)
     return made
+
+
+def _letters(kinds: Iterable[Any]) -> set[str]:
+    return {next((letter for base, letter in _LETTERS.items() if issubclass(kind, base)), "O") for kind in kinds}
 
 
 _PLAIN = {bool, int, float, complex, str, bytes, list, tuple, dict, type(None), np.ndarray}
@@ -492,13 +524,7 @@ def _changed_by_pandas(table: Any) -> list[str]:
 
 
 def _for_pandas(column: np.ndarray[Any, Any]) -> Any:
-    """Return an array as pandas takes it, with its type for integers with gaps."""
-    if column.ndim > 1:
-        return list(column)
-    if column.dtype == object and set(map(type, column)) == {int, type(None)}:
-        values = [value for value in column if value is not None]
-        return require("pandas").array(column, dtype="UInt64" if max(values) >= 1 << 63 else "Int64")
-    return column
+    return list(column) if column.ndim > 1 else column
 
 
 # -- kinds of objects, without importing their packages --------------------------------------------------------------

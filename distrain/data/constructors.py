@@ -56,6 +56,8 @@ def read_csv(
     """
     if getattr(convert_options, "include_columns", None):
         raise TypeError("read_csv() does not support ConvertOptions(include_columns=...): name them in columns=")
+    if getattr(read_options, "skip_rows", 0) and not read_options.column_names:
+        raise TypeError("read_csv() does not support ReadOptions(skip_rows=...) without column_names=")
     options = {"read_options": read_options, "parse_options": parse_options, "convert_options": convert_options}
     return _files(paths, "csv", columns, options)
 
@@ -63,17 +65,16 @@ def read_csv(
 def read_json(
     paths: Any, *, columns: Sequence[str] | None = None, read_options: Any = None, parse_options: Any = None
 ) -> Dataset:
-    """Return the rows of files with one JSON object per line. See :func:`read_csv`.
+    """Return the rows of files with one JSON object per line, or of files that are one list. See :func:`read_csv`.
 
     read_options, parse_options: ``ReadOptions`` and ``ParseOptions`` of ``pyarrow.json``. Texts that look like times
-        stay texts, unless ``ParseOptions(explicit_schema=...)`` has another type for the column.
+        stay texts, unless ``ParseOptions(explicit_schema=...)`` has another type for the column. With
+        ``unexpected_field_behavior="error"``, other columns than these are an error.
 
     ::
 
         distrain.data.read_json("rows.jsonl")
     """
-    if getattr(parse_options, "unexpected_field_behavior", "infer") != "infer":
-        raise TypeError("read_json() does not support ParseOptions(unexpected_field_behavior=...): name columns=")
     return _files(paths, "json", columns, {"read_options": read_options, "parse_options": parse_options})
 
 

@@ -77,6 +77,7 @@ class Dataset:
 
             rows.map_batches(lambda batch: {"x": batch["x"] / 255})
         """
+        check_int("batch_size", batch_size, minimum=1, optional=True)
         function: Callable[..., Any] = Constructed(fn, (), {}) if isinstance(fn, type) else fn
         to_format = formatter(batch_format)
         return self._mapped(lambda block: function(writable(to_format(block))), "map_batches()", batch_size, keeps_rows)

@@ -1,16 +1,21 @@
-"""Files of Parquet, CSV and JSON lines, read by pyarrow's scanner. Runs in: worker.
+"""Files of Parquet, CSV and JSON lines, read by pyarrow. Runs in: worker.
 
-The row groups of Parquet files are blocks. CSV and JSON files are blocks, whose rows are counted by reading them once.
+The row groups of Parquet files are blocks. CSV and JSON files are blocks, which are read at the start, too: to count
+their rows, to find all columns of JSON, and to see that no integer becomes a float that differs.
 """
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
 import math
 import os
 import re
-from collections import defaultdict, deque
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -45,9 +50,12 @@ _SCAN_BYTES = 8 << 20
 """Memory of one batch of the scanner, about; it reads a few ahead."""
 _SCAN_ROWS = 1 << 16
 _SAMPLED_ROWS = 1024
-_BLOCKS_AT_ONCE = 64
-"""Row groups that one scanner reads, one after the other."""
 _FOOTERS_AT_ONCE = 16
+_LOOK_BYTES = 64
+_TEXT_BYTES = 16 << 20
+"""Bytes of a file of JSON lines whose columns are found at a time."""
+_INTEGER = re.compile(rb"(?<![\d.eE])-?\d{16,}(?![\d.eE])")
+_PATTERN = re.compile(r"[*?[]")
 
 
 @dataclass(eq=False)
@@ -58,19 +66,23 @@ class FileSource(TableSource):
     file_format: ``parquet``, ``csv`` or ``json``; None: the files' names tell it.
     columns: the columns to read; None for all.
     options: of pyarrow's class for the format.
+    endings: of the files that are read of a directory, instead of those that the format usually has.
     """
 
     paths: Sequence[str]
     file_format: str | None
     columns: list[str] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    endings: tuple[str, ...] = ()
 
     # -- files and blocks -----------------------------------------------------------------------------------------
 
     @cached_property
     def _files(self) -> tuple[Any, list[str]]:
         """The filesystem and the sorted paths of all files. Raises DataError if there are none."""
-        given = self.file_format
+        given, endings = self.file_format, self.endings
+        if endings:
+            return found_files(self.paths, lambda file: file.lower().endswith(endings), " or ".join(endings))
         formats = [given] if given else SUFFIXES.values()
         return found_files(self.paths, lambda file: format_of(file) in formats, given or "Parquet, CSV or JSON")
 
@@ -85,9 +97,11 @@ class FileSource(TableSource):
             raise DataError(f"the files have several formats; read each by itself: {', '.join(formats.values())}")
         kind = str(*formats)
         fs, datasets = require("pyarrow.fs"), require("pyarrow.dataset")
-        is_local = isinstance(filesystem, LocalFileSystem)
-        arrow_filesystem = fs.LocalFileSystem() if is_local else fs.PyFileSystem(fs.FSSpecHandler(filesystem))
         try:
+            if kind == "json" and _json_of(filesystem, files[0], _LOOK_BYTES)[:1] == b"[":
+                filesystem = _ListsAsLines(filesystem)
+            is_local = isinstance(filesystem, LocalFileSystem)
+            arrow_filesystem = fs.LocalFileSystem() if is_local else fs.PyFileSystem(fs.FSSpecHandler(filesystem))
             form = getattr(datasets, f"{kind.capitalize()}FileFormat")(**self.options)
             options = datasets.FileSystemFactoryOptions(
                 partition_base_dir=self._root(filesystem), partitioning=datasets.HivePartitioning.discover()
@@ -98,9 +112,7 @@ class FileSource(TableSource):
 
     def _root(self, filesystem: Any) -> str:
         """Return the directory below which ``key=value`` in a path is a column."""
-        paths = [_located(given)[1] for given in self.paths]
-        fixed = [re.split(r"[*?\[]", path)[0] if not filesystem.exists(path) else path for path in paths]
-        return os.path.commonpath([path if filesystem.isdir(path) else os.path.dirname(path) for path in fixed])
+        return os.path.commonpath([_fixed(filesystem, _located(given)[1]) for given in self.paths])
 
     @cached_property
     def _opened(self) -> list[tuple[Any, Any, list[tuple[Any, int, int]]]]:
@@ -110,16 +122,59 @@ class FileSource(TableSource):
 
     def _open(self, fragment: Any) -> tuple[Any, Any, list[tuple[Any, int, int]]]:
         try:
-            own = fragment.physical_schema
-            if not hasattr(fragment, "row_groups"):
-                # pyarrow is quick to count rows, but ignores some of its options.
+            if hasattr(fragment, "row_groups"):
+                groups = [(group.id, group.num_rows, group.total_byte_size) for group in fragment.row_groups]
+                parts = [(fragment.subset(row_group_ids=[number]), *sizes) for number, *sizes in groups]
+                return fragment, fragment.physical_schema, parts
+            if self._is_json:
+                own, rows = self._read_json(fragment)
+            else:  # pyarrow is quick to count rows, but ignores some of its options
+                own = fragment.physical_schema
                 counts = (batch.num_rows for batch in fragment.to_batches(columns=[]))
                 rows = sum(counts) if self.options else int(fragment.count_rows())
-                return fragment, own, [(fragment, rows, self._files[0].size(fragment.path) or 0)]
-            groups = [(group.id, group.num_rows, group.total_byte_size) for group in fragment.row_groups]
-            return fragment, own, [(fragment.subset(row_group_ids=[number]), *sizes) for number, *sizes in groups]
+            return fragment, own, [(fragment, rows, self._files[0].size(fragment.path) or 0)]
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read {fragment.path}: {error}") from error
+
+    @property
+    def _is_json(self) -> bool:
+        return bool(self._dataset.format.default_extname == "json")
+
+    def _read_json(self, fragment: Any) -> tuple[Any, int]:
+        """Return the columns of a whole file of JSON lines, and the number of its rows."""
+        pa, rows, found = require("pyarrow"), 0, require("pyarrow").schema([])
+        for text in self._texts(fragment):
+            table = require("pyarrow.json").read_json(pa.BufferReader(text), **self.options)
+            own = [field.with_type(_without_times(field.type)) for field in table.schema]
+            rows, found = rows + len(table), pa.unify_schemas([found, pa.schema(own)], promote_options="permissive")
+        return found, rows
+
+    def _json_tables(self, fragment: Any, schema: Any) -> Iterator[Any]:
+        """Yield these columns of a file of JSON lines.
+
+        pyarrow's scanner looks for columns in the first megabyte only, and does not read a row without a line end.
+        """
+        pa, reader, parse = require("pyarrow"), require("pyarrow.json"), self.options.get("parse_options")
+        keys = {name: value for name, value in _partitions(fragment).items() if name in schema.names}
+        own = pa.schema([field for field in schema if field.name not in keys])
+        options = reader.ParseOptions(own, parse and parse.newlines_in_values, "ignore")
+        for text in self._texts(fragment):
+            table = reader.read_json(pa.BufferReader(text), self.options.get("read_options"), options)
+            for name, value in keys.items():
+                table = table.append_column(name, pa.array([value] * len(table), schema.field(name).type))
+            yield table.select(schema.names)
+
+    def _texts(self, fragment: Any) -> Iterator[bytes]:
+        """Yield the lines of a file, many at once; all if an object may have several lines."""
+        kept, options = b"", self.options.get("parse_options")
+        size = None if options and options.newlines_in_values else _TEXT_BYTES
+        with self._dataset.filesystem.open_input_stream(fragment.path, compression="detect") as file:
+            while read := file.read(size):
+                text, end, kept = (kept + read).rpartition(b"\n") if size else (read, b"", b"")
+                if text.strip():
+                    yield text + end
+        if kept.strip():
+            yield kept
 
     @cached_property
     def _blocks(self) -> tuple[list[Any], Indices, float]:
@@ -132,11 +187,11 @@ class FileSource(TableSource):
     def _schema(self) -> Any:
         """The columns that are read, of all files. One that a file lacks has no values there, and a line says so.
 
-        The types of text files are those of the first one that has the column, which pyarrow enforces. Raises DataError
-        if those of other files differ.
+        Raises DataError if a column has types that have no type for the values of both.
         """
-        whole, holders = self._dataset, defaultdict[str, list[str]](list)
-        kind, fields = whole.format.default_extname, {field.name: field for field in whole.schema}
+        pa, whole, holders = require("pyarrow"), self._dataset, defaultdict[str, list[str]](list)
+        fields: dict[str, Any] = {}
+        promote = "default" if whole.format.default_extname == "parquet" else "permissive"
         for fragment, schema, _ in self._opened:
             path, keys = fragment.path, _partitions(fragment)
             for name in keys:
@@ -150,22 +205,52 @@ class FileSource(TableSource):
                         f"column {name!r} is in {path}, and comes from the name of its directory, too; rename one of "
                         "them"
                     )
-                if kind == "parquet" and own.type != known.type:
+                try:
+                    if own.type != known.type:
+                        both = [pa.schema([known]), pa.schema([own])]
+                        fields[name] = pa.unify_schemas(both, promote_options=promote).field(0)
+                except (TypeError, ValueError) as error:
                     raise DataError(
                         f"column {name!r} is {known.type} in {holders[name][0]}, but {own.type} in {path}; convert the "
                         "files to the same columns, or leave the column out with columns="
-                    )
+                    ) from error
                 holders[name].append(path)
-        if kind == "json":
-            fields = {name: field.with_type(_without_times(field.type)) for name, field in fields.items()}
-        explicit = getattr(self.options.get("parse_options"), "explicit_schema", None)
-        fields |= {field.name: field for field in explicit or ()}
+        parts = {name for fragment, *_ in self._opened for name in _partitions(fragment)}
+        fields |= {field.name: field for field in whole.schema if field.name in parts}
+        fields |= self._chosen
         for name in self.columns or fields:
             if name not in fields:
                 raise DataError(f"there is no column {name!r} in {', '.join(self.paths)}; there are {[*fields]}")
             if os.environ.get("RANK", "0") == "0" and (gaps := {*self._files[1]} - {*holders[name]}):
-                say(f"column {name!r} has no values in {_some(sorted(gaps))}, which lack it")
-        return require("pyarrow").schema([fields[name] for name in self.columns or fields], whole.schema.metadata)
+                say(f"column {name!r} is missing in {_some(sorted(gaps))}; rows from there have no value")
+        found = pa.schema([fields[name] for name in self.columns or fields], whole.schema.metadata)
+        if promote == "permissive":
+            self._check_digits(found)
+        return found
+
+    @cached_property
+    def _chosen(self) -> dict[str, Any]:
+        """The columns of text files whose types the user has chosen."""
+        explicit = getattr(self.options.get("parse_options"), "explicit_schema", None)
+        types = getattr(self.options.get("convert_options"), "column_types", {})
+        return {field.name: field for field in [*(explicit or ()), *require("pyarrow").schema(types)]}
+
+    def _check_digits(self, schema: Any) -> None:
+        """Raise DataError for a text file with an integer that would lose digits because its column has floats."""
+        floats = [field for field in schema if "double" in str(field.type) and field.name not in self._chosen]
+        for fragment, own, _ in self._opened if floats else ():
+            read = require("pyarrow").schema([field for field in floats if field.name in own.names])
+            tables = self._tables(fragment, read, _SCAN_ROWS)
+            large = {value: name for table in tables for name in read.names for value in _large(table[name])}
+            for text in self._texts(fragment) if large else ():
+                for number in map(int, _INTEGER.findall(text)):
+                    if (name := large.get(float(number))) and number != float(number):
+                        raise DataError(
+                            f"column {name!r} has floats and the integer {number} in {fragment.path}, which would lose "
+                            "digits; choose the type of the column, such as pa.uint64(), pa.decimal128(38) or "
+                            "pa.float64(), with ParseOptions(explicit_schema=...) for JSON, and "
+                            "ConvertOptions(column_types=...) for CSV"
+                        )
 
     @property
     def block_rows(self) -> Indices:
@@ -177,10 +262,7 @@ class FileSource(TableSource):
         first = next((block for block, rows in enumerate(self.block_rows) if rows), None)
         if first is None:
             return 0
-        try:
-            sample = self._dataset_of([first]).head(_SAMPLED_ROWS)
-        except (OSError, ValueError, TypeError) as error:
-            raise DataError(f"cannot read {self._names([first])}: {error}") from error
+        sample = next(self._tables(self._blocks[0][first], self._schema, _SAMPLED_ROWS)).slice(0, _SAMPLED_ROWS)
         # The order of the rows depends on this size. So it must not change with each version of pyarrow.
         in_memory = 2.0 ** math.ceil(math.log2(max(1, sample.nbytes / sample.num_rows)))
         return max(in_memory, self._blocks[2] / self.rows)
@@ -188,39 +270,31 @@ class FileSource(TableSource):
     # -- reading --------------------------------------------------------------------------------------------------
 
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
-            at_once = blocks[start : start + _BLOCKS_AT_ONCE]
-            taken = min(count, int(self.block_rows[at_once].sum()) - skip)
-            yield from self._scan(at_once, skip, taken)
+        size = int(min(_SCAN_ROWS, max(1, _SCAN_BYTES / max(1.0, self.row_bytes))))
+        for block in blocks:
+            fragment, taken = self._blocks[0][block], min(count, int(self.block_rows[block]) - skip)
+            left = taken
+            for rows in rows_after(self._tables(fragment, self._schema, size), skip, taken):
+                yield rows
+                left -= rows.num_rows
+            if left:
+                raise DataError(f"{_name(fragment)} has {left} fewer rows than when it was opened: it has changed")
             count, skip = count - taken, 0
             if not count:
                 return
 
-    def _scan(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        table_of = require("pyarrow").Table.from_batches
-        size = int(min(_SCAN_ROWS, max(1, _SCAN_BYTES / max(1.0, self.row_bytes))))
+    def _tables(self, fragment: Any, schema: Any, size: int) -> Iterator[Any]:
+        """Yield these columns of a file or row group. ``size``: the most rows of a table, unless it is of JSON."""
+        whole, table_of = self._dataset, require("pyarrow").Table.from_batches
         try:
-            found = self._dataset_of(blocks).to_batches(batch_size=size, batch_readahead=4, fragment_readahead=1)
-            tables = (table_of([batch]) for batch in found)
-            for rows in rows_after(tables, skip, count):
-                yield rows
-                count -= rows.num_rows
+            if self._is_json:
+                yield from self._json_tables(fragment, schema)
+                return
+            chosen = require("pyarrow.dataset").FileSystemDataset([fragment], schema, whole.format, whole.filesystem)
+            for batch in chosen.to_batches(batch_size=size, batch_readahead=4):
+                yield table_of([batch])
         except (OSError, ValueError, TypeError) as error:
-            for block in blocks if len(blocks) > 1 else ():  # the one that cannot be read raises an error of its own
-                deque(self._scan([block], 0, int(self.block_rows[block])), maxlen=0)
-            raise DataError(f"cannot read {self._names(blocks)}: {error}") from error
-        if count:
-            raise DataError(f"{self._names(blocks)} has {count} fewer rows than when it was opened: it has changed")
-
-    def _dataset_of(self, blocks: Sequence[int]) -> Any:
-        whole, fragments = self._dataset, [self._blocks[0][block] for block in blocks]
-        return require("pyarrow.dataset").FileSystemDataset(fragments, self._schema, whole.format, whole.filesystem)
-
-    def _names(self, blocks: Sequence[int]) -> str:
-        fragment = self._blocks[0][blocks[0]]
-        groups = getattr(fragment, "row_groups", None)
-        name = f"{fragment.path}, row group {groups[0].id}" if groups else fragment.path
-        return str(name) if len(blocks) == 1 else f"one of {len(blocks)} blocks from {name} on"
+            raise DataError(f"cannot read {_name(fragment)}: {error}") from error
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -238,6 +312,28 @@ class FileSource(TableSource):
         return Schema(self._schema.names, self._schema.types)
 
 
+def _json_of(filesystem: Any, path: str, most: int = -1) -> bytes:
+    """Return a JSON file, or its first bytes, without what may come before the first value."""
+    with filesystem.open(path, "rb") as file:
+        found: bytes = file.read(most).removeprefix(codecs.BOM_UTF8).lstrip()
+    return found
+
+
+class _ListsAsLines:
+    """A filesystem of fsspec whose JSON files are lines, although some are one list. Those are read as a whole."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def open(self, path: str, mode: str = "rb") -> io.BytesIO:
+        found = _json_of(self._inner, path)
+        lines = "".join(f"{json.dumps(row)}\n" for row in json.loads(found)).encode() if found[:1] == b"[" else found
+        return io.BytesIO(lines)
+
+
 def found_files(paths: Sequence[str], is_wanted: Callable[[str], bool], kinds: str) -> tuple[Any, list[str]]:
     """Return the filesystem of paths and patterns, and all their files; of directories, those that are wanted, sorted.
 
@@ -250,12 +346,19 @@ def found_files(paths: Sequence[str], is_wanted: Callable[[str], bool], kinds: s
         if other != filesystem:
             raise DataError(f"{paths[0]} and {given} are on different filesystems; read each by itself")
         files = _files_in(_Following() if isinstance(other, LocalFileSystem) else other, path, given)
-        visible = [file for file in sorted(files) if file == path or _is_visible(file, path)]
+        folder = _fixed(filesystem, path)
+        visible = [file for file in sorted(files) if file == path or _is_visible(file, folder, path)]
         chosen = [file for file in visible if file == path or is_wanted(file)]
         if not chosen:
             raise DataError(f"{given} has no {kinds} files, but {count(len(visible), 'other')}")
         found += chosen
     return filesystem, found
+
+
+def _fixed(filesystem: Any, path: str) -> str:
+    """Return the directory below which a path or pattern finds its files."""
+    fixed = path if filesystem.exists(path) else _PATTERN.split(path)[0]
+    return fixed if filesystem.isdir(fixed) else os.path.dirname(fixed)
 
 
 def _located(given: str) -> tuple[Any, str]:
@@ -290,7 +393,7 @@ def _files_in(filesystem: Any, path: str, given: str) -> set[str]:
         return {path}
     if filesystem.isdir(path):
         return set(filesystem.find(path))
-    if not _is_pattern(path):
+    if not _PATTERN.search(path):
         raise DataError(f"there is no file or directory {given}")
     found: set[str] = set()
     for name, about in filesystem.glob(path, detail=True).items():
@@ -306,17 +409,19 @@ def format_of(path: str) -> str | None:
     return SUFFIXES.get(os.path.splitext(stem)[1] if suffix in _COMPRESSED else suffix)
 
 
-def _is_pattern(path: str) -> bool:
-    return any(character in path for character in "*?[")
-
-
-def _is_visible(file: str, folder: str) -> bool:
+def _is_visible(file: str, folder: str, pattern: str) -> bool:
     """Return whether no part of the path below ``folder`` begins with a dot or an underscore, as in Spark's folders.
 
-    ``_column=value`` is a column.
+    ``_column=value`` is a column, and a pattern may name what it wants.
     """
-    below = os.path.basename(file) if _is_pattern(folder) else os.path.relpath(file, folder)
-    return not any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in below.split("/"))
+    named = [part for part in pattern.split("/") if part[:1] in (".", "_")]
+    hidden = (part for part in os.path.relpath(file, folder).split("/") if part[:1] in (".", "_"))
+    return all((part[0] == "_" and "=" in part) or any(fnmatchcase(part, name) for name in named) for part in hidden)
+
+
+def _name(fragment: Any) -> str:
+    groups = getattr(fragment, "row_groups", None)
+    return f"{fragment.path}, row group {groups[0].id}" if groups else str(fragment.path)
 
 
 def _partitions(fragment: Any) -> dict[str, Any]:
@@ -337,3 +442,16 @@ def _without_times(kind: Any) -> Any:
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_without_times(field.type)) for field in kind])
     return pa.string() if pa.types.is_timestamp(kind) else kind
+
+
+def _large(column: Any) -> list[float]:
+    """Return the floats of a column of Arrow of which some may have been other integers."""
+    pa, compute = require("pyarrow"), require("pyarrow.compute")
+    if pa.types.is_struct(column.type):
+        return [value for inner in column.flatten() for value in _large(inner)]
+    if pa.types.is_list(column.type):
+        return _large(compute.list_flatten(column))
+    if not pa.types.is_floating(column.type):
+        return []
+    found: list[float] = column.filter(compute.greater_equal(compute.abs(column), 2.0**53)).unique().to_pylist()
+    return found

@@ -7,7 +7,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from distrain.data.blocks import formatter, joined, to_columns, to_rows
+from distrain.data.blocks import formatter, joined, to_arrays, to_frame, to_rows
 from distrain.data.dataset import Dataset
 from distrain.data.loops import Loops
 from distrain.data.passes import UNEVEN, PassOptions, Worker, make_pass
@@ -67,8 +67,7 @@ class DataIterator:
     ) -> Iterable[Any]:
         """Return the batches of an epoch. Each loop over the result is the next epoch.
 
-        prefetch_batches: batches that a thread makes while train_func computes; 0: none. If making them takes less than
-            2 ms, it is so many times what the thread makes in 2 ms.
+        prefetch_batches: batches that a thread makes while train_func computes; 0: none.
         batch_size: rows of a batch of this worker; None: one batch for all of them.
         batch_format: ``"numpy"`` (the default: a dict of arrays), ``"pandas"`` or ``"pyarrow"``.
         drop_last: leave out the last batch if it has fewer rows.
@@ -170,12 +169,12 @@ class DataIterator:
         self._loops.is_read_ahead = True
         tensorflow = batches_of("tensorflow")
         options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
-        batches = self._epochs(options, to_columns, prefetch_batches)
+        batches = self._epochs(options, to_arrays, prefetch_batches)
         wanted = [(feature_columns, feature_type_spec), (label_columns, label_type_spec)]
         if additional_columns is not None:
             wanted.append((additional_columns, additional_type_spec))
         with self._loops.naming_errors():
-            first = to_columns(self._dataset.open().sample())
+            first = to_arrays(self._dataset.open().sample())
         return tensorflow.dataset_of(batches, wanted, first)
 
     def iter_rows(self, *, uneven: str = "drop") -> Iterable[Any]:
@@ -205,6 +204,19 @@ class DataIterator:
             blocks = [opened.finished(block) for block, _, _ in own.blocks()]
         dataset = Dataset(partial(MemorySource, joined(blocks)))
         return DataIterator(dataset, name=self._loops.name, worker=Worker(0, 1))
+
+    def to_pandas(self) -> Any:
+        """Return this worker's rows as a pandas DataFrame. See :meth:`materialize`.
+
+        ::
+
+            frame = shard.to_pandas()
+        """
+        return to_frame(self.materialize()._dataset.read())
+
+    def __getattr__(self, name: str) -> Any:
+        advice = "" if name.startswith("_") else "; use iter_batches(), iter_torch_batches(), to_tf() or to_pandas()"
+        raise AttributeError(f"'DataIterator' object has no attribute {name!r}{advice}")
 
     # -- facts ----------------------------------------------------------------------------------------------------
 

@@ -126,6 +126,7 @@ class Loops:
             **place,
             "order": loop.own.options.order.as_json(),
             "data": self._facts,
+            "first rows": loop.own.facts,
             "ranks": self.worker.ranks,
         }
 

@@ -106,7 +106,7 @@ def rows_left(rows: int, divisions: Iterable[Division]) -> list[Span]:
         gaps = [(rank * share + division.taken_by(rank), (rank + 1) * share) for rank in range(division.ranks)]
         gaps.append((division.ranks * share, total))
         left = [span for start, stop in gaps for span in part(left, start, min(stop, total))]
-    return _joined(left)
+    return left
 
 
 def share_of_each(rows: int, ranks: int, *, pad: bool) -> int:
@@ -135,13 +135,3 @@ def part(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
 def length(spans: Iterable[Span]) -> int:
     """Return the number of positions."""
     return sum(stop - start for start, stop in spans)
-
-
-def _joined(spans: Iterable[Span]) -> list[Span]:
-    joined: list[Span] = []
-    for start, stop in spans:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
-        else:
-            joined.append((start, stop))
-    return joined

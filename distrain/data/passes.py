@@ -5,20 +5,21 @@ A pass begins at a position, as a checkpoint has it, and knows the position afte
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distrain.data.blocks import in_pieces, joined, row_count, rows_at, rows_between
+from distrain.data.blocks import in_pieces, joined, row_count, rows_at, rows_between, to_columns
 from distrain.data.order import Division, length, rows_left, share_of, share_of_each
-from distrain.data.sources import in_order, shuffled
+from distrain.data.sources import checksum, in_order, shuffled
 from distrain.data.streams import Mark, OpenStream, Stream
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from distrain.data.blocks import Block
     from distrain.data.order import RowOrder
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from distrain.data.transforms import OpenDataset
 
 UNEVEN = ("drop", "pad")
+UNDIVIDED = "leave its name out of DataConfig(datasets_to_split=[...]), or have all ranks read the same rows"
+_SAMPLED_ROWS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +69,12 @@ def _new_share(rows: int, ranks: int, uneven: str, before: int) -> int:
 class TablePass:
     """A pass over a source that knows its rows. Each rank has consecutive rows of the order.
 
-    left_out: rows of the pass that no rank gets because they do not divide evenly.
+    left_out: rows of the pass that no rank gets because they do not divide evenly. facts: about what it reads, if the
+        source has none.
     begun: rows before the one with which it begins. place: the same, for people.
     """
+
+    facts: Mapping[str, Any] = {}
 
     def __init__(
         self, source: TableSource, worker: Worker, options: PassOptions, epoch: int, position: dict[str, Any] | None
@@ -141,6 +147,7 @@ class StreamPass:
     """
 
     left_out = 0
+    facts: Mapping[str, Any] = {}
 
     def __init__(
         self, stream: Stream, worker: Worker, options: PassOptions, epoch: int, position: dict[str, Any] | None
@@ -152,9 +159,12 @@ class StreamPass:
         self.options = options
         self._size = options.batch_size
         self._stream = OpenStream(stream, epoch)
+        if worker.ranks > 1 and self._stream.divides_itself:
+            raise DataError(f"the stream divides itself by rank, so it must not be divided once more: {UNDIVIDED}")
         self._rows = self.begun = position.get("rows", 0) if position else 0
         self._mark = Mark.from_json(position["mark"]) if position and position.get("mark") else None
         self.place = f"after {self._rows:,} rows"
+        self._seen: dict[str, int] = {}
         if self._rows and self._mark is None:
             reason = "has no state_dict()" if stream.trusts_states else "shuffles rows that are not in its state_dict()"
             self.place += f", which are read again because the stream {reason}"
@@ -167,6 +177,7 @@ class StreamPass:
         rows, (rank, ranks) = self._rows, (self._worker.rank, self._worker.ranks)
         for step in in_pieces(self._windows(marks, start), self._size * ranks):
             count, share = row_count(step), self._size
+            self._seen = self._seen or _sample(step)
             if count < share * ranks:
                 share = _new_share(count, ranks, self.options.uneven, rows)
                 self.left_out = max(0, count - share * ranks)
@@ -177,7 +188,7 @@ class StreamPass:
                 marks.popleft()
             first, end = rank * share, (rank + 1) * share
             own = rows_between(step, first, end) if end <= count else rows_at(step, np.arange(first, end) % count)
-            yield own, share, (rows, marks[0] if marks and marks[0].rows <= rows else None)
+            yield own, share, (rows, marks[0] if marks and marks[0].rows <= rows else None, self._seen)
         if not rows:
             raise DataError("it has no rows")
 
@@ -201,10 +212,18 @@ class StreamPass:
             start += size
 
     def took(self, rows: int, note: Any) -> None:
-        self._rows, self._mark = note[0], note[1] or self._mark
+        self._rows, self._mark, self.facts = note[0], note[1] or self._mark, note[2]
 
     def position(self) -> dict[str, Any]:
         return {"rows": self._rows, "mark": self._mark.as_json() if self._mark else None}
+
+
+def _sample(step: Block) -> dict[str, int]:
+    """Return checksums of rows of a stream, which all ranks should read. Floats may be random, as in augmentations."""
+    with contextlib.suppress(DataError):
+        columns = to_columns(rows_between(step, 0, _SAMPLED_ROWS)).items()
+        return {name: checksum(column) for name, column in columns if column.ndim == 1 and column.dtype.kind in "iuO"}
+    return {}
 
 
 def make_pass(

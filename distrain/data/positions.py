@@ -26,6 +26,7 @@ class DataLoop:
     batches: the number that train_func has got.
     began, newest, ended: when it began, when train_func got the last batch, and when it came to the end or left it;
         nanoseconds.
+    is_ended: train_func has got all batches.
     """
 
     is_stopping: Callable[[], bool]
@@ -34,7 +35,7 @@ class DataLoop:
     began: int = field(default_factory=time.monotonic_ns)
     newest: int = 0
     ended: int = 0
-    _is_ended: bool = False
+    is_ended: bool = False
     _is_left: bool = False
     _is_reported: bool = False
     _is_interrupted: bool | None = None  # None if there was no Rollback
@@ -46,7 +47,7 @@ class DataLoop:
 
     def end(self) -> None:
         """Note that train_func has got all batches."""
-        self._is_ended = True
+        self.is_ended = True
         self.ended = time.monotonic_ns()
 
     def leave(self) -> None:
@@ -63,18 +64,18 @@ class DataLoop:
 
         newest: when it got its last batch of any loop. A loop that it left before then was over, or only a look.
         """
-        self._is_interrupted = not self._is_ended and (self.is_open or self.ended >= newest)
+        self._is_interrupted = not self.is_ended and (self.is_open or self.ended >= newest)
         return self._is_interrupted
 
     @property
     def is_open(self) -> bool:
         """True if train_func has neither left it nor come to the end."""
-        return not self._is_ended and not self._is_left
+        return not self.is_ended and not self._is_left
 
     @property
     def is_look(self) -> bool:
         """True if train_func has only looked at the first batch, as scripts do that need its shape."""
-        has_more = self.batches > 1 or self._is_ended or self._is_reported or self._is_interrupted
+        has_more = self.batches > 1 or self.is_ended or self._is_reported or self._is_interrupted
         return self.is_first and not has_more and not self.is_stopping()
 
     @property
@@ -84,7 +85,7 @@ class DataLoop:
         This is so after ``break``, but not if train_func has left the loop because the run is being stopped, because of
         an exception that it handles now, or because of a Rollback.
         """
-        if self._is_ended:
+        if self.is_ended:
             return True
         is_cut = self._is_interrupted if self._is_interrupted is not None else sys.exc_info()[1] is not None
         return self._is_left and not self.is_look and not self.is_stopping() and not is_cut

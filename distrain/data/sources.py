@@ -153,7 +153,7 @@ class MemorySource(RandomSource):
 
     def facts(self) -> dict[str, Any]:
         sample = rows_at(self._block, np.linspace(0, self.rows - 1, min(self.rows, 100), dtype=np.int64))
-        return {"rows": self.rows, "sample": {name: _checksum(col) for name, col in to_columns(sample).items()}}
+        return {"rows": self.rows, "sample": {name: checksum(col) for name, col in to_columns(sample).items()}}
 
     def schema(self) -> Schema:
         if is_instance(self._block, "pyarrow", "Table"):
@@ -161,7 +161,7 @@ class MemorySource(RandomSource):
         return schema_of(rows_between(self._block, 0, 1))
 
 
-def _checksum(column: np.ndarray[Any, Any]) -> int:
+def checksum(column: np.ndarray[Any, Any]) -> int:
     """Return a number that is the same in every process. Of objects that aren't plain values, it has only the types."""
     if column.dtype != object:
         return zlib.crc32(column.tobytes())

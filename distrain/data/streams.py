@@ -114,6 +114,13 @@ class OpenStream:
         self._loaded: Mark | None = None
         """The mark whose state was given back, until the next row is read: many sources then still tell another one."""
 
+    @property
+    def divides_itself(self) -> bool:
+        """Whether it is a stream of Hugging Face or WebDataset that gives each rank rows of its own."""
+        names = [getattr(part, "__name__", None) for part in getattr(self._source, "pipeline", ())]
+        distributed = getattr(self._source, "_distributed", None)
+        return "split_by_node" in names or getattr(distributed, "world_size", 1) > 1
+
     def skip_to(self, rows: int, mark: Mark | None) -> None:
         """Go to a place behind the first ``rows`` rows. ``mark``: a place before it whose state is known."""
         if mark is not None and self.load(mark.state):

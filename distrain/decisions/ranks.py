@@ -23,6 +23,7 @@ _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "usually by the kernel, because the host ran out of memory; use fewer workers or smaller batches",
     signal.SIGSEGV: "a crash in native code; the last call of your code in the stack leads there",
     signal.SIGBUS: "a crash in native code, or /dev/shm is full",
+    signal.SIGXCPU: "its CPU time is limited; raise `ulimit -t` (RLIMIT_CPU) where the run is started",
     signal.SIGABRT: "native code gave up; its message, if it had one, is in the log",
 }
 _STAGES = {"import": "unpickling it and importing what it needs", "setup": "setting up the process group"}
@@ -35,7 +36,7 @@ class Rank:
     reports: number of reports that it has made.
     reason: why its native code aborted, if its output contains a reason.
     failed_order: its position in the order of failures, if it failed.
-    entered: it has entered train_func.
+    when: how far it has got, in words.
     was_told: another rank had failed, and this one was told to end, before its outcome came.
     """
 
@@ -46,7 +47,7 @@ class Rank:
     outcome: wire.Outcome | None = None
     exited: wire.Exited | None = None
     failed_order: int | None = None
-    entered: bool = False
+    when: str = "before it entered train_func"
     was_told: bool = False
 
     @property
@@ -73,7 +74,7 @@ class Rank:
         if exited is None or exited.by_us:
             return None
         return failure(
-            summary=_death(exited, entered=self.entered, reason=self.reason),
+            summary=_death(exited, self.when, reason=self.reason),
             traceback="",
             kind=_kind(exited),
             signal=exited.signal,
@@ -173,10 +174,9 @@ def _kind(exited: wire.Exited) -> str:
     return "signal" if exited.signal is not None else "exit"
 
 
-def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
+def _death(exited: wire.Exited, when: str, *, reason: str) -> str:
     """Describe how a process ended without an outcome."""
     memory = f"; peak memory {exited.max_rss_bytes / 2**20:.0f} MiB" if exited.max_rss_bytes else ""
-    when = "during training" if entered else "before it entered train_func"
     if exited.lost is not None:
         return f"lost: {exited.lost}"
     if _kind(exited) == "memory":
@@ -191,5 +191,7 @@ def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
         return f"{killed}{f': {hint}' if hint else ''}{memory}"
     if reason.startswith("libgomp: "):
         return f"exited with code {exited.exit_code} {when}: {reason}; raise ulimit -u or pids.max{memory}"
-    cure = "os._exit() or os.exec*()? An exception would say where"
-    return f"exited with code {exited.exit_code} {when}, without an exception: {cure}{memory}"
+    cure = "The end of its log may say why" if exited.exit_code else "train_func has to return"
+    if reason.startswith("Timeout ("):
+        cure = f"faulthandler.dump_traceback_later(exit=True) ended it. {reason}"
+    return f"exited with code {exited.exit_code} {when}, without an exception: os._exit() or os.exec*()? {cure}{memory}"

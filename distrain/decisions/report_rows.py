@@ -83,7 +83,8 @@ class RowAssembly:
     """The rows of one attempt, completed in order and each once.
 
     A row is complete when every rank has made that report, or has finished, or has never reported although it had the
-    time, and when its checkpoint is committed, if it has one. Later reports for it are ignored.
+    time, and when its checkpoint is committed, if it has one. Later reports for it are ignored. A row without any
+    report, because report() has failed everywhere, is left out.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -141,7 +142,9 @@ class RowAssembly:
         while (row := self._rows.get(self._next)) is not None and self._is_complete(row):
             del self._rows[self._next]
             metrics = [row.metrics.get(rank) for rank in range(self._world_size)]
-            complete.append(ReportsJoined(metrics, self._settled.pop(self._next, None)))
+            checkpoint = self._settled.pop(self._next, None)
+            if any(found is not None for found in metrics):
+                complete.append(ReportsJoined(metrics, checkpoint))
             self._next += 1
         return complete
 

@@ -58,8 +58,8 @@ LOST_HOST_GRACE_S = 10.0
 """Seconds to wait for lost hosts before restarting without them. Equals ssh's connect timeout."""
 STOP_TIMEOUT_S = 10.0
 """Seconds, beyond the grace, to wait for hosts to end all processes of an attempt before the run gives them up."""
-EXIT_TIMEOUT_S = 30.0
-"""Seconds to wait for exit handlers of ranks that have finished, before the ranks are killed; that is no failure."""
+EXIT_TIMEOUT_S = 600.0
+"""Seconds to wait for exit handlers of ranks that have finished train_func, before the run fails. Scripts have more."""
 LEASE_MARGIN_S = 2.0
 """Seconds between the expiry of a silent host's lease and the moment when the coordinator surely knows of it."""
 TERM_GRACE_S = 2.0
@@ -206,6 +206,10 @@ class RunStateMachine:
         """The hosts that may have processes of the attempt, and can still send a message about them."""
         return self._busy_hosts if self.attempt_is_active else ()
 
+    def has_succeeded(self, end: wire.Exited) -> bool:
+        """Return whether a rank has done its work that has sent no outcome: a script may end by its exit code alone."""
+        return self.request.is_script and end.exit_code == 0 and self._ranks[end.rank].state is RankState.RUNNING
+
     def deadline(self) -> float | None:
         """Return when the machine needs a :class:`Tick`."""
         moments = (self._deadline, self._stop_consensus.deadline)
@@ -290,17 +294,21 @@ class RunStateMachine:
             case RunState.PREPARING | RunState.SETTLING:
                 return []  # what is outstanding decides
             case RunState.RELEASING:
-                return [ShowLine(self._describe_late_exits()), *self._stop(0.0, now)]
+                return self._on_late_exits(now)
             case RunState.SAVING:
                 return self._stop_after_failure(now)
             case _:
                 text = f"{name_hosts(self.busy_hosts)}: processes could not be ended within the time limit"
                 return [ShowLine(text), *self._settle(now)] if self.is_done else self._give_up(text)
 
-    def _describe_late_exits(self) -> str:
-        late = [rank.plan.rank for rank in self._ranks.all if rank.state is not RankState.EXITED]
-        who = name_ranks(late) if late else "child processes of the ranks"
-        return f"{who} did not exit within {EXIT_TIMEOUT_S:g} s after all ranks had finished; killed"
+    def _on_late_exits(self, now: float) -> list[Action]:
+        """End the run because of ranks that do not exit: what their exit handlers do, such as an upload, is cut off."""
+        late = [rank for rank in self._ranks.all if rank.exited is None]
+        for rank in late:
+            self._ranks.drop_outcome(rank)
+        who = name_ranks([rank.plan.rank for rank in late]) if late else "child processes of the ranks"
+        text = f"{who} did not exit within {EXIT_TIMEOUT_S:g} s after all ranks had finished; killed"
+        return self._on_problem(text, now) if late else [ShowLine(text), *self._stop(0.0, now)]
 
     # -- hosts connect --------------------------------------------------------------------------------------------
 
@@ -517,7 +525,7 @@ class RunStateMachine:
             case wire.StopVote():
                 return self._send_stop_orders(self._stop_consensus.vote(message.rank, message.call, now))
             case wire.Running():
-                rank.entered = self.retries.ever_entered = True
+                rank.when, self.retries.ever_entered = "during training", True
                 self._move_rank(rank, RankState.RUNNING)
                 if self.state is RunState.STARTING and self._ranks.all_started:
                     self._move(RunState.RUNNING)
@@ -537,6 +545,10 @@ class RunStateMachine:
                 rank.exited = replace(message, by_us=by_us)
                 self._move_rank(rank, RankState.EXITED)
                 orders = self._release_stopped(is_last=worked)
+                counts = self.request.is_script or (by_us and self._ranks.all_finished)
+                if rank.has_finished and counts and message.exit_code != 0:
+                    rank.when = "in its exit handlers"
+                    self._ranks.drop_outcome(rank)
                 return orders if rank.outcome is not None else [*orders, *self._on_rank_failed(rank, now)]
         return []
 
@@ -545,7 +557,7 @@ class RunStateMachine:
         if not self._ranks.all_finished or self.state not in (RunState.STARTING, RunState.RUNNING):
             return []
         self._move(RunState.RELEASING)
-        self._deadline = now + EXIT_TIMEOUT_S
+        self._deadline = None if self.request.is_script else now + EXIT_TIMEOUT_S
         return self._release()
 
     def _release(self) -> list[Action]:
@@ -676,7 +688,8 @@ class RunStateMachine:
         if self.state is RunState.WAITING or self.plan is None or not self.plan.on(host):
             return []
         self.lost_ranks.update(rank.rank for rank in self.plan.on(host))
-        if self.state is RunState.RELEASING and self._ranks.all_finished and not lost.owes:
+        owes = any(self._loses_work(lost, self._ranks[rank.rank]) for rank in self.plan.on(host))
+        if self.state is RunState.RELEASING and self._ranks.all_finished and not owes:
             return self._on_host_idle(host, now)
         self._mark_ranks_lost(lost)
         if self.state in (RunState.RESERVING, RunState.PREPARING) and not self.retries.ever_entered:
@@ -696,7 +709,7 @@ class RunStateMachine:
         had_failed = self.state.has_ended_early or (self.state is RunState.SETTLING and not self._ranks.all_finished)
         for plan in self.plan.on(lost.host):
             rank = self._ranks[plan.rank]
-            loses_work = lost.owes and rank.has_finished and not had_failed
+            loses_work = self._loses_work(lost, rank) and rank.has_finished and not had_failed
             if rank.exited is not None and not loses_work:
                 continue
             if rank.exited is None:
@@ -706,6 +719,10 @@ class RunStateMachine:
                 self._ranks.drop_outcome(rank)
             if rank.outcome is None:
                 self._ranks.count_failure(rank)
+
+    def _loses_work(self, lost: HostLost, rank: Rank) -> bool:
+        """Return whether work of a rank that had finished may be lost: a checkpoint, or what exit handlers do."""
+        return lost.owes or (self.request.is_script and rank.exited is None)
 
     def spares_for(self, host: str) -> Sequence[str]:
         """Return the hosts that would take the place of this one, none if they have too few slots."""
@@ -804,12 +821,14 @@ class RunStateMachine:
         if not hosts:
             return self._settle(now)
         self._last_grace_s = last_grace_s
-        self._deadline = min(latest, now + grace_s + last_grace_s + self._stop_timeout_s(hosts))
+        exit_grace_s = 0.0 if self.was_asked_to_stop else self.request.stop_grace_s
+        self._deadline = min(latest, now + grace_s + max(last_grace_s, exit_grace_s) + self._stop_timeout_s(hosts))
         stop = wire.Stop(
             attempt=self.attempt,
             grace_s=grace_s,
             signal=signal,
             last_grace_s=last_grace_s,
+            exit_grace_s=exit_grace_s,
             culprit_known=culprit_known,
             problem=self.problem or "",
             reason=self.stop_reason or "",

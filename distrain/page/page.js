@@ -67,7 +67,10 @@
     }
     ctx.restore();
   };
+  // uPlot's own distances between labels end at 5e32, and a diverging loss does not.
+  const FAR = Array.from({ length: 846 }, (_, i) => [1, 2, 5][i % 3] * 10 ** (25 + Math.floor(i / 3)));
   const draw = (curve, place, isLog) => {
+    const isFar = curve.y.some((value) => Math.abs(value) > 1e30);
     const axis = { stroke: () => color("soft"), grid: { stroke: () => color("line"), width: 1 }, ticks: { show: false } };
     const options = {
       width: Math.max(200, place.clientWidth),
@@ -75,7 +78,7 @@
       scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
       axes: [
         { ...axis, size: 28, gap: 2, values: (u, values) => values.map((v) => (Number.isInteger(v) ? short(v) : "")) },
-        { ...axis, size: 56, values: (u, values) => values.map((v) => (v == null ? "" : short(v))) },
+        { ...axis, size: 56, incrs: isFar ? FAR : undefined, values: (u, values) => values.map((v) => (v == null ? "" : short(v))) },
       ],
       series: [
         { label: "report", value: (u, value) => digits(value) },

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distrain.page.envelope import MOST_POINTS, Envelope
+from distrain.storage.retention import LOWEST_IS_BEST
 from distrain.system.text import flatten
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Reports:
     attempts: as in run.json, those that repeated a report included. most_points: of each curve.
 
     Attributes: ``attempts`` and ``ranks`` by number, ``waits`` of each rank over all attempts, ``curves`` of rank 0's
-    metrics, ``more_metrics``: their names beyond :data:`MOST_METRICS`, ``last``: rank 0's last report, with its step.
+    metrics, ``times``: that of its reports in seconds since 1970, ``more_metrics``: the names of metrics beyond
+    :data:`MOST_METRICS`, ``last``: rank 0's last report, with its step.
     """
 
     def __init__(self, attempts: Sequence[Mapping[str, Any]], most_points: int = MOST_POINTS) -> None:
@@ -76,6 +78,7 @@ class Reports:
         self.ranks: dict[int, RankReports] = {}
         self.waits: dict[int, list[float]] = {}
         self.curves: dict[str, Envelope] = {}
+        self.times = Envelope(most_points)
         self.more_metrics: set[str] = set()
         self.last: dict[str, Any] | None = None
         self._most_points = most_points
@@ -103,7 +106,20 @@ class Reports:
             self.last = {**record, "step": step}
             if there.keeps(step):
                 there.kept_until = moment
+                self.times.add(step, moment)
                 self._add_to_curves(step, metrics)
+
+    @property
+    def last_metrics(self) -> dict[str, Any]:
+        """Rank 0's last metrics, and the last value of each that is not among them, as of an evaluation."""
+        last = flatten(self.last["metrics"]) if self.last else {}
+        return last | {name: one.last[1] for name, one in self.curves.items() if one.last and name not in last}
+
+    def best(self, metric: str) -> float | None:
+        """Return the lowest value of a loss or an error, else the highest; None without one."""
+        curve = self.curves.get(metric)
+        point = curve and (curve.lowest if LOWEST_IS_BEST.search(metric.lower()) else curve.highest)
+        return point[1] if point else None
 
     def _begin(self, attempt: int) -> AttemptReports:
         """Begin an attempt. Without a known first step, its steps follow those of the attempts before."""

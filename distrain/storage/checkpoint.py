@@ -215,9 +215,7 @@ class Checkpoint:
     def _check_exists(self) -> None:
         if not self.exists():
             _ = self._place  # raises what the coordinator says
-            raise CheckpointError(
-                f"the checkpoint directory {self.path} does not exist (was it deleted by num_to_keep?)"
-            )
+            raise CheckpointError(absence_of(self.path, " (was it deleted by num_to_keep?)"))
 
     @property
     def filesystem(self) -> AbstractFileSystem:
@@ -432,6 +430,13 @@ def fetch_with(function: Callable[[str], str], run: str, *, is_apart: bool) -> N
     """
     global _fetch, _run, _is_apart
     _fetch, _run, _is_apart = function, run, is_apart
+
+
+def absence_of(path: str, advice: str = "") -> str:
+    """Say that there is no checkpoint directory at the path. ``advice``: added if there is nothing at all."""
+    if os.path.isfile(path):
+        return f"{path} is a file, but a checkpoint is a directory: give the directory that holds the file"
+    return f"the checkpoint directory {path} does not exist{advice}"
 
 
 def _is_there(place: Path | RemotePath) -> bool:

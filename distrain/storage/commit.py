@@ -105,11 +105,12 @@ def other_data(by_rank: Mapping[int, Mapping[str, Any]]) -> str | None:
         for name, position in positions.items():
             if "data" not in position:  # the rank has not begun, or it is a loader
                 continue
-            data = position["data"]
+            data = {**position["data"], **position.get("first rows", {})}
             first, expected = seen.setdefault(name, (rank, data))
             if data != expected and position["ranks"] > 1:
                 return (
                     f"dataset {name!r} is not the same on all ranks: rank {first} reads {expected}, and rank {rank} "
-                    f"reads {data}; some rows come twice, or never"
+                    f"reads {data}; some rows come twice, or never. Have all ranks read the same, or each its own rows "
+                    "with DataConfig(datasets_to_split=[...])"
                 )
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -131,4 +132,7 @@ def advice_on(text: str) -> str:
     """Return advice to append to an error of the storage with this text, or an empty string."""
     if is_full_disk(text):
         return "; free some space there, or choose another storage_path"
-    return "; ask for access to that place, or choose another storage_path" if "Permission denied" in text else ""
+    if "Permission denied" in text:
+        return "; ask for access to that place, or choose another storage_path"
+    is_unusable = re.search("No such file|Not a directory|Read-only file system", text)
+    return "; choose another storage_path" if is_unusable else ""

@@ -66,7 +66,7 @@ def read_records() -> HostRecords:
     path = _path()
     try:
         others = dict(json.loads(path.read_bytes()))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return HostRecords()
     except (OSError, ValueError, TypeError, RecursionError) as error:
         warn_once(f"{path} is damaged, and ignored: {error}; delete it")

@@ -54,7 +54,7 @@ def with_nonfinite(metrics: dict[str, Any], nonfinite: Mapping[str, str]) -> dic
     """Return the metrics as they were reported, with NaN and infinities."""
 
     def restore(value: Any, pointer: str) -> Any:
-        return float(nonfinite[pointer]) if pointer in nonfinite else _each(restore, value, pointer)
+        return float(str(nonfinite[pointer])) if pointer in nonfinite else _each(restore, value, pointer)
 
     restored: dict[str, Any] = restore(metrics, "") if nonfinite else metrics
     return restored

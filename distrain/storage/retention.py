@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from distrain.system.text import flatten as flatten
+
+LOWEST_IS_BEST = re.compile(
+    "loss|error|perplexity|cross_?entropy|seconds|latency"
+    "|(?<![a-z])(err|ppl|nll|bp[bc]|r?msl?e|mae|s?mape|wer|cer|fid|time)(?![a-z])"
+)
+"""Names, in lower case, of metrics of which the lowest value usually is the best. JavaScript reads the pattern, too."""
 
 
 class Retention(Protocol):

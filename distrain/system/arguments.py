@@ -37,7 +37,7 @@ def check_type(label: str, value: object, kind: Any, allowed: str = "", *, optio
 
 def _public_name(kind: type) -> str:
     """Return the name under which users import a class: Ray has classes of the same names."""
-    package = kind.__module__.rpartition(".")[0]
+    package = re.sub(r"(\.api|\.storage)?\.\w+$", "", kind.__module__)
     return f"a {package}.{kind.__name__}" if package.startswith("distrain") else f"a {kind.__name__}"
 
 

@@ -83,7 +83,7 @@ def kept_for_peer(path: str) -> Iterator[None]:
     os.makedirs(path, exist_ok=True)
     lock = os.open(top, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        _share(lock)
         yield
     finally:
         os.close(lock)
@@ -134,9 +134,15 @@ def _make(make: Callable[[], str] = lambda: tempfile.mkdtemp(prefix=_PREFIX)) ->
         path = make()
         with contextlib.suppress(FileNotFoundError):
             lock = os.open(path, os.O_RDONLY)
-            fcntl.flock(lock, fcntl.LOCK_SH)  # waits while another process removes it as abandoned
+            _share(lock)  # waits while another process removes it as abandoned
             if os.path.samestat(os.fstat(lock), os.stat(path)):
                 return path, lock
+
+
+def _share(lock: int) -> None:
+    """Lock a directory, so that nobody removes it; not on a file system without locks, where nobody does."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_SH)
 
 
 def clear(path: str | None) -> None:

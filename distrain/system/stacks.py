@@ -31,7 +31,8 @@ PHASES = {
 }
 """By function of distrain: the phase of a worker that runs no line of the user's code."""
 WHY_SILENT = "stopped (SIGSTOP), waiting in the kernel, very busy, or another program (os.exec*())"
-_CRASH = "Fatal Python error: "
+_CRASH = ("Fatal Python error: ", "Timeout (")
+"""What faulthandler writes first: the second one is of dump_traceback_later()."""
 _LINES_QUOTED = 10
 _NATIVE_REASONS = [
     re.compile(pattern)
@@ -42,10 +43,11 @@ _NATIVE_REASONS = [
         r"(?<=what\(\):).*",
         r"the JAX distributed service detected fatal errors",
         r"libgomp: Thread creation failed.*",
+        r"^Timeout \([\d:.]+\)!$",
     )
 ]
 """Reasons that native code prints when it aborts, the most precise first: NCCL's watchdog, NCCL, C++ exceptions,
-JAX's message when the process of rank 0 is gone, OpenMP."""
+JAX's message when the process of rank 0 is gone, OpenMP, faulthandler."""
 _NATIVE_ABORT = re.compile(
     r"Watchdog caught|dump debug info, due to|terminate called|^\s*what\(\):|NCCL error: |\bnccl[A-Z]\w+Error: "
 )

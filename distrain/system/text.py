@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,15 @@ _UNITS = (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))
 def is_full_disk(text: str) -> bool:
     """Return whether an error with this text means that a disk is full or a quota is used up."""
     return any(message in text for message in _FULL_DISK)
+
+
+def without_errno(error: Exception) -> str:
+    """Return the text of an error without the number that Python puts in front of it.
+
+    >>> without_errno(FileNotFoundError(2, "No such file or directory", "x"))
+    "No such file or directory: 'x'"
+    """
+    return re.sub(r"^\[Errno \d+\] ", "", str(error))
 
 
 def printable(text: str) -> str:
@@ -140,16 +149,32 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested metrics as one dict, with ``/`` between the names, as a CheckpointConfig writes them.
 
     >>> flatten({"loss": 0.5, "eval": {"accuracy": 1}})
     {'loss': 0.5, 'eval/accuracy': 1}
     """
-    flat: dict[str, Any] = {}
+    return dict(leaves(metrics))
+
+
+def leaves(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the names, joined with ``/``, and the values of nested metrics. A name may come twice."""
     for name, value in metrics.items():
-        flat |= flatten(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def broken(metrics: Mapping[str, Any]) -> str:
+    """Say which metrics are NaN, for the end of a sentence; empty if none is.
+
+    >>> broken({"loss": float("nan"), "eval": {"loss": float("nan"), "accuracy": 0.5}})
+    ', but loss and eval/loss are nan'
+    """
+    names = [printable(name) for name, value in flatten(metrics).items() if value != value]
+    return f", but {' and '.join(names[:3])} {'is' if len(names) == 1 else 'are'} nan" if names else ""
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:

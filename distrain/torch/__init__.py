@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from distrain.torch.amp import prepare_optimizer as prepare_optimizer
     from distrain.torch.checkpoint import TorchCheckpoint as TorchCheckpoint
     from distrain.torch.config import TorchConfig as TorchConfig
+    from distrain.torch.data import gather_for_metrics as gather_for_metrics
     from distrain.torch.data import prepare_data_loader as prepare_data_loader
     from distrain.torch.device import get_device as get_device
     from distrain.torch.device import get_devices as get_devices

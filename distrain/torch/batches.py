@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from distrain.api import current
-from distrain.data.blocks import converted, object_types, to_columns
+from distrain.data.blocks import converted, object_types, to_arrays
 from distrain.errors import DataError
 from distrain.torch.device import get_device
 from distrain.torch.nested import map_leaves
@@ -75,7 +75,7 @@ def _is_object(block: Block) -> bool:
 
 
 def _collated(block: Block, collate_fn: Callable[[Any], Any]) -> Any:
-    return collate_fn(block if _is_object(block) else to_columns(block))
+    return collate_fn(block if _is_object(block) else to_arrays(block))
 
 
 def _tensors(block: Block, dtypes: Any) -> Any:

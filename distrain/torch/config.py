@@ -43,8 +43,20 @@ _MEETING = re.compile(
     r"average_parameters|DistributedDataParallel|DDP|FSDP|FullyShardedDataParallel|fully_shard|distribute_\w+|prepare"
 )
 """Names in the user's code that show that ranks are meant to communicate."""
-_NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs are available", "not compiled with CUDA enabled")
-"""Words of torch about a device that is not there."""
+_CURES = {
+    "initialize the default process group twice": "TorchTrainer has set up the process group before train_func: leave "
+    "init_process_group() out. DataParallelTrainer sets up none, and `distrain run script.py` none for a script that "
+    "does it itself",
+    "find_unused_parameters=True": "with prepare_model: prepare_model(model, parallel_strategy_kwargs="
+    '{"find_unused_parameters": True})',
+    "Found no NVIDIA driver|No CUDA GPUs are available|not compiled with CUDA enabled": "move models and batches to "
+    "distrain.torch.get_device(), the device of each rank, instead of .cuda(). Workers have GPUs only with "
+    "ScalingConfig(use_gpu=True), or --use-gpu",
+    "^'DistributedDataParallel' object has no attribute": "prepare_model() has wrapped your model: it is model.module",
+    "can only torch.load from a file": "get_checkpoint() returns None in a new run, else a Checkpoint, whose files are "
+    "in a directory: `with checkpoint.as_directory() as folder: torch.load(f'{folder}/model.pt')`",
+}
+"""What to do about errors with such texts, by regular expressions."""
 _MEETING_ELSEWHERE = {"horovod", "mpi4py"}
 """Packages with collectives of their own."""
 
@@ -129,21 +141,7 @@ class TorchConfig(BackendConfig):
         return values
 
     def explain(self, error: BaseException) -> str | None:
-        if isinstance(error, ValueError) and "initialize the default process group twice" in str(error):
-            return (
-                "TorchTrainer has set up the process group before train_func: leave init_process_group() out. "
-                "DataParallelTrainer sets up none, and `distrain run script.py` none for a script that "
-                "does it itself"
-            )
-        text = str(error)
-        if "find_unused_parameters=True" in text:
-            return 'with prepare_model: prepare_model(model, parallel_strategy_kwargs={"find_unused_parameters": True})'
-        if isinstance(error, (AssertionError, RuntimeError)) and any(sign in text for sign in _NO_GPU):
-            return (
-                "move models and batches to distrain.torch.get_device(), the device of each rank, instead of .cuda(). "
-                "Workers have GPUs only with ScalingConfig(use_gpu=True), or --use-gpu"
-            )
-        return None
+        return next((cure for signs, cure in _CURES.items() if re.search(signs, str(error))), None)
 
     def portable(self, data: dict[str, Any]) -> dict[str, Any]:
         from distrain.torch.checkpoint import portable

@@ -1,14 +1,19 @@
-"""prepare_data_loader: each worker's share of the data, on its device, resumed where it was. Runs in: worker."""
+"""prepare_data_loader: each worker's share of the data, on its device, resumed where it was. Runs in: worker.
+
+gather_for_metrics joins what the ranks have computed of their shares.
+"""
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
+from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
 
 from distrain.torch.device import get_device
+from distrain.torch.nested import map_leaves
 from distrain.torch.progress import SamplerProgress, counted, progress_of, timed
 from distrain.torch.reproducibility import loader_generator, order_seed
 from distrain.torch.sampler import is_distributed, is_plain, shared
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
     from distrain.api.context import TrainContext
     from distrain.torch.progress import Progress
     from distrain.worker.session import Session
+
+T = TypeVar("T")
 
 
 def prepare_data_loader(
@@ -53,8 +60,9 @@ def prepare_data_loader(
 
     - A plain order, shuffled or not, is divided as by a DistributedSampler. Ranks get equally many samples; some
       samples come twice if the number does not divide evenly. The order follows from the seed and the epoch, with any
-      number of workers. ``set_epoch`` chooses the epoch. Without it, each complete pass is an epoch, and all ranks must
-      make equally many passes.
+      number of workers. The seed is that of the loader's or sampler's generator, else of ``torch.manual_seed()``, on
+      rank 0; a resumed run keeps it. ``set_epoch`` chooses the epoch. Without it, each complete pass is an epoch, and
+      all ranks must make equally many passes.
     - With a sampler of your own (WeightedRandomSampler, RandomSampler with replacement, ...), all ranks draw the same
       order, seeded by the epoch, and each takes every n-th sample of it; see
       :class:`~distrain.torch.sampler.ShareSampler`. Every rank must construct the sampler with the same arguments.
@@ -95,8 +103,6 @@ def prepare_data_loader(
     vars(clone).update(_device=device, _auto_transfer=auto_transfer, _progress=progress, _session=session)
     if resume and isinstance(progress, SamplerProgress) and hasattr(clone, "load_state_dict"):
         vars(clone)["load_state_dict"] = _refuse_state
-    if not changes and progress is None and device.type == "cpu":
-        return data_loader
     kind = type(clone)
     if not issubclass(kind, _PreparedLoader):
         clone.__class__ = type(kind.__name__, (_PreparedLoader, kind), {"__module__": kind.__module__})
@@ -117,7 +123,8 @@ def _samplers(loader: DataLoader[Any], context: TrainContext, *, divide: bool) -
     order = loader.batch_sampler if batched else loader.sampler
     if isinstance(loader.dataset, IterableDataset) or not (divide or is_distributed(order)):
         return {}
-    own, order = order, shared(order, context.world_size, context.world_rank, order_seed())
+    own = order
+    order = shared(order, context.world_size, context.world_rank, lambda: order_seed(loader, context))
     if order is own:
         return {}
     sampler = order.sampler if is_plain(order, "BatchSampler") else order
@@ -129,11 +136,78 @@ class _PreparedLoader(DataLoader[Any]):
 
     _device: torch.device
     _auto_transfer: bool
-    _progress: Progress | None
+    _progress: Progress
     _session: Session
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        loop = self._progress.begin() if self._progress else None
+        loop = self._progress.begin()
         batches = on_device(super().__iter__(), self._device, ahead=self._auto_transfer)
-        batches = timed(batches, self._session)
-        return counted(batches, self._progress, loop) if self._progress and loop else batches
+        return counted(timed(batches, self._session), self._progress, loop)
+
+
+# -- the results of all ranks ------------------------------------------------------------------------------------------
+
+
+def gather_for_metrics(values: T) -> T:
+    """Return the rows of all ranks, each row of the data once, for metrics such as accuracy.
+
+    values: what this rank has computed of the newest batch of a prepared loader: a tensor with one row for each of the
+        batch, or such tensors in dicts, lists, tuples and dataclasses. All ranks call it for each batch.
+
+    A prepared loader gives each rank a share, and repeats rows if the data does not divide evenly. The result, which is
+    the same on all ranks, is without these, and in the order of the data, or of the loader's sampler. If the loader
+    doesn't divide the data itself (IterableDataset, a sampler that knows its rank), the rows of rank 0 come first, and
+    rows that ranks have in common come more than once.
+
+    ::
+
+        loader = prepare_data_loader(DataLoader(dataset, batch_size=32))
+        right = rows = 0
+        for inputs, labels in loader:
+            predicted, labels = gather_for_metrics((model(inputs).argmax(1), labels))
+            right, rows = right + (predicted == labels).sum().item(), rows + len(labels)
+        distrain.report({"accuracy": right / rows})
+
+    Raises ValueError outside of a loop over a prepared loader, for values that are not tensors with a row for each of
+    the batch, for rows of different shapes or types, and with ``in_order=False``, where it is not known which rows are
+    repeated.
+    """
+    session = session_of("torch.gather_for_metrics")
+    leaves: list[Any] = []
+    map_leaves(values, leaves.append)
+    places = _places(session, leaves)
+    if session.context.world_size == 1:
+        return values
+    everyone: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(everyone, (places, tuple((leaf.dtype, leaf.shape[1:]) for leaf in leaves)))
+    if len(kinds := {of_rank for _, of_rank in everyone}) > 1:
+        raise ValueError(f"gather_for_metrics(): ranks have rows of different types or shapes, {kinds}; pad them")
+    longest = max(len(of_rank) for of_rank, _ in everyone)
+    found = [(place, rank * longest + i) for rank, (own, _) in enumerate(everyone) for i, place in enumerate(own)]
+    index = torch.tensor([number for place, number in sorted(found) if place >= 0], dtype=torch.long)
+
+    def gathered(leaf: torch.Tensor) -> torch.Tensor:
+        padded = leaf.new_zeros((longest, *leaf.shape[1:]), device=get_device())
+        padded[: len(leaf)] = leaf.detach()
+        own = padded.flatten().view(torch.uint8)  # gloo cannot gather every type
+        parts = [torch.empty_like(own) for _ in everyone]
+        distributed.all_gather(parts, own)
+        rows = torch.cat(parts).view(leaf.dtype).view(len(parts) * longest, *leaf.shape[1:])
+        return rows[index.to(rows.device)].to(leaf.device)
+
+    return map_leaves(values, gathered)  # type: ignore[no-any-return]
+
+
+def _places(session: Session, leaves: list[Any]) -> list[int]:
+    """Return the places of the rows in the order of the data. Raises ValueError."""
+    sizes = {len(leaf) if isinstance(leaf, torch.Tensor) and leaf.dim() else -1 for leaf in leaves}
+    loaders = [one for one in session.loaders if one.loop and one.loop.batches and not one.loop.is_ended]
+    for loader in sorted(loaders, key=lambda one: -one.loop.newest):  # the loop of a batch may have an inner one
+        places: list[int] | None = loader.places(max(sizes, default=-1))
+        if places is not None and len(sizes) == 1 and -1 not in sizes:
+            return places
+    raise ValueError(
+        "gather_for_metrics() is called for each batch of a loop over the result of prepare_data_loader() (without "
+        "in_order=False), with tensors that have a row for each of its rows, such as losses with reduction='none'; got "
+        f"{[getattr(leaf, 'shape', type(leaf).__name__) for leaf in leaves]}"
+    )

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from distrain.worker.session import Session
 
 
-def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> Progress | None:
-    """Return the progress of a loader, which begins at the position of the checkpoint; None if it has no position.
+def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> Progress:
+    """Return the progress of a loader, which begins at the position of the checkpoint if it has one.
 
     Raises DataError if the loader is not the one of the checkpoint.
     """
@@ -38,8 +38,10 @@ def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> P
     else:
         if resume and session.started_from is not None and session.context.world_rank == 0:
             say(f"prepare_data_loader: {name} begins an epoch, because a loader of its kind has no position")
-        session.loaders.append(None)
-        return None
+        progress = Progress(name, session)
+        progress.repeats_rows = isinstance(sampler, ResumableSampler)
+        session.loaders.append(progress)
+        return progress
     if start:
         progress.resume(start)
     if resume:
@@ -77,7 +79,7 @@ def timed(batches: Iterator[Any], session: Session) -> Iterator[Any]:
 
 def _note_repetition(progress: SamplerProgress, session: Session) -> None:
     """Say once on rank 0 that a loader is prepared again and again, and so is not found again by its number."""
-    used = [other for other in session.loaders if other and other.loop and other.order == progress.order]
+    used = [other for other in session.loaders if other.loop and other.order == progress.order]
     if len(used) == 1 and session.context.world_rank == 0:
         say(
             "prepare_data_loader: a loader was prepared again after its first epoch. Prepare it once, before the loop "
@@ -86,12 +88,15 @@ def _note_repetition(progress: SamplerProgress, session: Session) -> None:
 
 
 class Progress:
-    """The progress of a loader.
+    """The progress of a loader; in this class, of one that has no position.
 
     loop: the newest one over it. order: the identity of its order, empty if only the loader knows it.
+    repeats_rows: ranks may get rows that others have, and it is not known which.
     """
 
     order: Mapping[str, Any] = {}
+    has_position = False
+    repeats_rows = False
 
     def __init__(self, name: str, session: Session) -> None:
         self._name = name
@@ -115,12 +120,22 @@ class Progress:
         """Return the position after the batches that train_func has got, as JSON."""
         raise NotImplementedError
 
+    def places(self, rows: int) -> list[int] | None:
+        """Return the places in the order of so many rows: those of the newest batch. Rows that come again have -1.
+
+        Rows whose places are not known have 0. Return None if the newest batch has another number of rows, or if it is
+        not known which rows come again.
+        """
+        return None if self.repeats_rows else [0] * rows
+
 
 class SamplerProgress(Progress):
     """The progress of a loader whose order is a pure function of the seed and the epoch.
 
     batch_size: items of the sampler in a batch: rows, or batches if the sampler gives whole batches.
     """
+
+    has_position = True
 
     def __init__(self, name: str, sampler: ResumableSampler, batch_size: int, session: Session) -> None:
         super().__init__(name, session)
@@ -130,8 +145,12 @@ class SamplerProgress(Progress):
         self._first = 0
 
     def resume(self, start: Mapping[int, dict[str, Any]]) -> None:
-        """Begin at the position of a checkpoint. If ranks have come further than others, some rows come again."""
+        """Begin at the position of a checkpoint, with its seed.
+
+        If ranks have come further than others, some rows come again.
+        """
         position = min(start.values(), key=lambda position: (position["epoch"], position["rows"]))
+        self._sampler.seed = position["order"]["seed"]
         if position["order"] != self.order:
             raise DataError(
                 f"prepare_data_loader: {self._name} is not the one of the checkpoint: it was {position['order']}, and "
@@ -178,9 +197,21 @@ class SamplerProgress(Progress):
             return {"epoch": later[0], "rows": later[1], "since": epoch, "order": self.order}
         return {"epoch": epoch, "rows": min(rows, self._sampler.rows), "order": self.order}
 
+    def places(self, rows: int) -> list[int] | None:
+        assert self.loop
+        sampler, taken = self._sampler, (self.loop.batches - 1) * self._batch_size
+        items = range(taken, min(taken + self._batch_size, sampler.share_of(sampler.rows - self._first)))
+        places = [self._first + item * sampler.num_replicas + sampler.rank for item in items]
+        places = [place if place < sampler.rows else -1 for place in places]
+        if self._batch_size == 1:  # the item may be a whole batch
+            return places * rows
+        return places if len(places) == rows else None
+
 
 class StateProgress(Progress):
     """The progress of a loader that tells its own state, such as torchdata's StatefulDataLoader."""
+
+    has_position = True
 
     def __init__(self, name: str, loader: Any, session: Session) -> None:
         super().__init__(name, session)

@@ -12,10 +12,13 @@ import random
 import sys
 from collections.abc import Iterator, Sized
 from itertools import cycle, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _MODULES_OF_LOADERS = ("torch.utils.data.sampler", "torchdata.stateful_dataloader.sampler")
 """The modules whose samplers DataLoader and StatefulDataLoader make themselves."""
@@ -25,13 +28,14 @@ _RANK_ATTRIBUTES = ("num_replicas", "num_processes", "num_shards", "world_size",
 DistributedSampler."""
 
 
-def shared(sampler: Any, world_size: int, rank: int, seed: int = 0) -> Any:
+def shared(sampler: Any, world_size: int, rank: int, seed: Callable[[], int] = lambda: 0) -> Any:
     """Return a sampler that gives this rank its share of another sampler, and has ``set_epoch()``.
 
     For a plain order, shuffled or not, that is a :class:`ResumableSampler`. A DistributedSampler is wrapped in an
     :class:`OwnSampler`. A plain BatchSampler becomes one over a shared sampler, with the same batch size. A sampler
     that already gives each rank a share is returned as it is. Any other sampler is wrapped in a :class:`ShareSampler`,
-    unless it has no length and there is one worker. The seed must be the same on all ranks.
+    unless it has no length and there is one worker. ``seed()`` is called if the order needs one, and must return the
+    same on all ranks.
 
     Raises ValueError for a sampler without a length, which cannot be divided evenly.
     """
@@ -43,10 +47,10 @@ def shared(sampler: Any, world_size: int, rank: int, seed: int = 0) -> Any:
     if _shares_already(sampler):
         return sampler
     if _is_loaders_own(sampler):
-        shuffle = is_plain(sampler, "RandomSampler")
-        return ResumableSampler(sampler.data_source, num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed)
+        options = {"shuffle": True, "seed": seed()} if is_plain(sampler, "RandomSampler") else {"shuffle": False}
+        return ResumableSampler(sampler.data_source, num_replicas=world_size, rank=rank, **options)
     if isinstance(sampler, Sized):
-        return ShareSampler(sampler, world_size, rank, seed)
+        return ShareSampler(sampler, world_size, rank, seed())
     if world_size == 1:
         return sampler
     raise ValueError(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from distrain.api.tracker import Tracker
 from distrain.storage.retention import flatten
 from distrain.system.imports import require
+from distrain.system.log import warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +49,11 @@ class Mlflow(Tracker):
     def start(self, run: TrackedRun) -> None:
         self._metric = require("mlflow.entities").Metric
         self._client = require("mlflow").MlflowClient(tracking_uri=self.tracking_uri)
+        self._refusal = require("mlflow.exceptions").MlflowException
         self._pending: list[Any] = []
+        self._names: dict[str, str] = {}
+        """What each name was that MLflow knows."""
+        self._refused: set[str] = set()
         if "run_id" not in run.state:
             run.state["run_id"] = self._create(run)
         self._run_id = run.state["run_id"]
@@ -66,22 +71,46 @@ class Mlflow(Tracker):
         """Log the config. MLflow does not allow a param to change, so the first value of each is kept."""
         param = require("mlflow.entities").Param
         known = self._client.get_run(self._run_id).data.params
-        flat = {_clean(name): str(value)[:_LONGEST_PARAM] for name, value in flatten(config).items()}
-        params = [param(name, value) for name, value in flat.items() if name not in known]
-        for first in range(0, len(params), _MOST_PARAMS):
-            self._client.log_batch(self._run_id, params=params[first : first + _MOST_PARAMS])
+        flat = {self._clean(name): str(value)[:_LONGEST_PARAM] for name, value in flatten(config).items()}
+        self._send("params", [param(name, value) for name, value in flat.items() if name not in known], _MOST_PARAMS)
 
     def log(self, report: Report) -> None:
         moment = int(report.time * 1000)
         self._pending += [
-            self._metric(_clean(name), value, moment, report.step) for name, value in report.metrics.items()
+            self._metric(self._clean(name), value, moment, report.step) for name, value in report.metrics.items()
         ]
 
     def flush(self) -> None:
         """Send the metrics. A database ignores those that it has already."""
-        for first in range(0, len(self._pending), _MOST_METRICS):
-            self._client.log_batch(self._run_id, metrics=self._pending[first : first + _MOST_METRICS])
+        self._send("metrics", self._pending, _MOST_METRICS)
         self._pending = []
+
+    def _send(self, kind: str, items: list[Any], most: int) -> None:
+        """Send params or metrics, so many at once. Of those that MLflow refuses, each is tried alone, and named."""
+        items = [item for item in items if item.key not in self._refused]
+        for first in range(0, len(items), most):
+            some = items[first : first + most]
+            try:
+                self._client.log_batch(self._run_id, **{kind: some})
+            except self._refusal as error:
+                if error.error_code != "INVALID_PARAMETER_VALUE":
+                    raise
+                if len(some) == 1:
+                    self._refuse(some[0].key, str(error))
+                else:
+                    for item in some:
+                        self._send(kind, [item], 1)
+
+    def _refuse(self, name: str, why: str) -> None:
+        self._refused.add(name)
+        warn(f"MLflow does not get {self._names.get(name, name)!r:.80}, but all else: {' '.join(why.split()):.200}")
+
+    def _clean(self, name: str) -> str:
+        """Return a name with ``_`` for the characters that MLflow does not allow, and more if that is taken."""
+        cleaned = _BAD_CHARACTER.sub("_", name)
+        while self._names.setdefault(cleaned, name) != name:
+            cleaned += "_"
+        return cleaned
 
     def checkpoint(self, checkpoint: Checkpoint, step: int) -> None:
         with checkpoint.as_directory() as folder:
@@ -89,8 +118,3 @@ class Mlflow(Tracker):
 
     def finish(self, status: str) -> None:
         self._client.set_terminated(self._run_id, _STATUSES.get(status, "FAILED"))
-
-
-def _clean(name: str) -> str:
-    """Return a name with ``_`` for the characters that MLflow does not allow."""
-    return _BAD_CHARACTER.sub("_", name)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 26
+WIRE_VERSION = 27
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -310,7 +310,8 @@ class Stop(Message):
 
     With a grace of 0, the agent begins with the stacks; with a last grace of 0, SIGKILL follows the stacks. Ranks
     that do not handle ``signal`` get SIGTERM instead of it. Without ``culprit_known``, the agent uses up the whole time
-    for taking stacks, so that a rank that is failing at that moment can still report its exception.
+    for taking stacks, so that a rank that is failing at that moment can still report its exception. Ranks that have
+    sent their outcome get no SIGTERM, and ``exit_grace_s`` for their exit handlers, if that is longer.
 
     Coordinator -> agent; answered by :class:`HostIdle`.
     """
@@ -319,6 +320,7 @@ class Stop(Message):
     grace_s: float
     signal: str = ""
     last_grace_s: float = 0.0
+    exit_grace_s: float = 0.0
     culprit_known: bool = True
     problem: str = ""
     reason: str = ""

@@ -1,11 +1,12 @@
 """One rank: open the job, set up the framework, run train_func in the main thread, send the outcome. Runs in: worker.
 
-The outcome is sent before anything can fail at exit. Then the exit handlers run, and the process ends by os._exit:
-processes that did DDP over gloo often abort while the interpreter is finalized.
+The outcome is sent before anything can fail at exit. Then sys.excepthook and exit handlers run, and the process ends by
+os._exit: processes that did DDP over gloo often abort while the interpreter is finalized.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import faulthandler
 import io
@@ -17,7 +18,7 @@ import signal
 import sys
 import traceback
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from distrain import wire
 from distrain.api import current
@@ -32,6 +33,9 @@ from distrain.worker.profiler import begin_profile
 from distrain.worker.session import Session
 from distrain.worker.user_code import exit_process, flush_output, run_rank, terminate
 from distrain.worker.vitals import VitalsSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _MOST_REQUESTS = 64
 """Requests for stacks that may come while native code holds the GIL. One answer is enough."""
@@ -95,26 +99,22 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
         channel.send(result.outcome)
     if result.outcome.ok and result.work is not None:
         _disconnect_peers(result.work, session)
-    exit_process(result.outcome.exit_code)
+    exit_process(result.outcome.exit_code, result.error, is_shown=True)
 
 
 # -- the start -------------------------------------------------------------------------------------------------------
 
 
-class _NoStdin(io.TextIOBase):
-    """The stdin of a worker. Reading raises an error that says why there is no input."""
-
-    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
+def _input(prompt: object = "", /, _input: Callable[[object], str] = builtins.input) -> str:
+    """Do what ``input()`` does, but say why there is no input. Other ways to read stdin find it empty."""
+    try:
+        return _input(prompt)
+    except EOFError:
+        how = "as arguments of the command line" if current.session.runs_script else "in train_loop_config"
         raise EOFError(
-            "a distrain worker has no terminal for input(): pass values in train_loop_config; pdb is opened by "
+            f"a distrain worker has no terminal for input(): pass values {how}; pdb is opened by "
             "RunConfig(debug_rank=0), --debug-rank 0 or `distrain debug RUN -r 0`"
-        )
-
-    def read(self, size: int | None = -1) -> str:
-        return self.readline()
-
-    def fileno(self) -> int:
-        return 0
+        ) from None
 
 
 def _take_over_standard_streams(fds: WorkerFds) -> None:
@@ -122,7 +122,7 @@ def _take_over_standard_streams(fds: WorkerFds) -> None:
     for source, target in ((devnull, 0), (fds.out, 1), (fds.err, 2)):
         os.dup2(source, target)
         os.close(source)
-    sys.stdin = _NoStdin()
+    builtins.input = _input
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)

@@ -18,7 +18,7 @@ from distrain.system.stacks import PRIVATE, WRAPPERS
 from distrain.system.text import LIBRARY_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
 _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -33,18 +33,22 @@ _WAITING_CALL = re.compile(r"\.(wait|item|cpu|tolist|synchronize)\(\)")
 
 
 _SWITCH_S = 5e-5
-_DEFAULT_SWITCH_S = 5e-3
-_switches_soon = threading.Lock()
-_pauses_collection = False
+_get_switch_s, _set_switch_s = sys.getswitchinterval, sys.setswitchinterval
+_napping = threading.RLock()
+_usual_s: float | None = None
+"""During a nap, the switch interval after it."""
+_threshold: tuple[int, int, int] | None = None
+"""Without garbage collection, the threshold after that."""
 
 
 def _reset_in_child() -> None:
     """Undo what :func:`nap` and :func:`no_collection` do at the moment in a child that train_func forks."""
-    if _pauses_collection:
-        gc.enable()
-    if _switches_soon.locked():
-        sys.setswitchinterval(_DEFAULT_SWITCH_S)
-        _switches_soon.release()  # the thread that holds it is not in the child
+    global _napping
+    _napping = threading.RLock()  # the thread that holds the other one is not in the child
+    if _usual_s is not None:
+        _set_switch_s(_usual_s)
+    if _threshold is not None:
+        gc.set_threshold(*_threshold)
 
 
 os.register_at_fork(after_in_child=_reset_in_child)
@@ -56,13 +60,25 @@ def nap(seconds: float) -> None:
     Usually, a thread that runs Python keeps the GIL for 5 ms, unless it gives it up by itself, in native code. So after
     a usual sleep, of 1 ms of Python between calls of 1 ms, nothing is seen; after a nap, 42 % of the samples see it.
     """
-    with _switches_soon:
-        switch_s = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_S)
-        try:
-            time.sleep(seconds)
-        finally:
-            sys.setswitchinterval(switch_s)
+    global _usual_s
+    with _napping:
+        _usual_s = _get_switch_s()
+        _set_switch_s(_SWITCH_S)
+        time.sleep(seconds)
+        _set_switch_s(_usual_s)
+        _usual_s = None
+
+
+def _after_naps(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        with _napping:
+            return function(*arguments)
+
+    return call
+
+
+SWITCH_FUNCTIONS = _after_naps(_get_switch_s), _after_naps(_set_switch_s)
+"""For ``sys``, instead of its own, so that the user's code neither sees nor changes the interval of a nap."""
 
 
 @contextlib.contextmanager
@@ -70,17 +86,18 @@ def no_collection() -> Iterator[None]:
     """Return a context without garbage collection, for walks along the frames of another thread.
 
     In Python 3.11, the collector may run finalizers while a frame object is made. If the thread of the frame ends it
-    meanwhile, the object points to memory of something else.
+    meanwhile, the object points to memory of something else. The user's code may call gc.enable() and gc.isenabled().
     """
-    global _pauses_collection
-    _pauses_collection = collects = gc.isenabled()
-    gc.disable()
+    global _threshold
+    before = _threshold = gc.get_threshold()
+    paused = (0, *before[1:])
+    gc.set_threshold(*paused)
     try:
         yield
     finally:
-        if collects:
-            gc.enable()
-        _pauses_collection = False
+        if gc.get_threshold() == paused:  # else the user's code has set it
+            gc.set_threshold(*before)
+        _threshold = None
 
 
 def outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -161,7 +178,7 @@ def is_in_backward_on_cpu(frame: FrameType) -> bool:
 def place_of(frame: FrameType) -> str:
     """Return the innermost line of the user's code, such as ``load_batch (train.py:31)``, or an empty string."""
     users, _ = _call(frame)
-    return "" if users is None else _at(users, users)
+    return "" if users is None else at(users, users)
 
 
 def stuck_at(frame: FrameType) -> str:
@@ -177,7 +194,7 @@ def call_in(frame: FrameType) -> str:
     It is the line itself, as :func:`place_of` says it, if that has called no function written in Python.
     """
     users, called = _call(frame)
-    return place_of(frame) if users is None or called is None else _at(users, called)
+    return place_of(frame) if users is None or called is None else at(users, called)
 
 
 def _call(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
@@ -191,6 +208,7 @@ def _call(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
     return None, called
 
 
-def _at(frame: FrameType, function: FrameType) -> str:
+def at(frame: FrameType, function: FrameType) -> str:
+    """Return the name of a function with the line of a frame."""
     name, line = function.f_code.co_name, f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
     return line if name == "<module>" else f"{name} ({line})"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import os
 import sys
 import tempfile
 import threading
@@ -74,6 +75,7 @@ def trace_torch(torch: Any, until: float, samples: StackSamples) -> bytes:
         config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     except TypeError:
         raise DistrainError(f"that needs torch 2.7 or newer, and this is {torch.__version__}") from None
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its errors would be in the output of the rank: that of no GPU
     device = "cuda" if torch.cuda.is_initialized() else None
     window_s = _FIRST_WINDOW_S
     with tempfile.TemporaryDirectory() as folder:

@@ -102,7 +102,7 @@ class Session:
         self._nan_metric: str | None = None
         """See :class:`~distrain.wire.WorkerSpec`."""
         self.loaders: list[Any] = []
-        """The progress of each prepared loader, or None. The place in the list names the loader."""
+        """The progress of each prepared loader. The place in the list names the loader."""
         self.stopped = False
         """True once should_stop() has been true."""
         self.released = False
@@ -191,8 +191,10 @@ class Session:
             steps = check_progress(progress)
             check_checkpoint(checkpoint, self.context)
             validation = encoded_validation(options, checkpoint, self.context)
-            # The first report reads the checkpoint of the start, which num_to_keep may delete after that.
-            positions = self._positions_now() if checkpoint or not self._reports else {}
+            if not (checkpoint or self._reports):
+                with contextlib.suppress(CheckpointError):  # that matters only if a checkpoint follows
+                    self._positions_now()  # reads that of the start, which may be deleted after the first report
+            positions = self._positions_now() if checkpoint else {}
             if options.mode is ASYNC and not self._channel.has_uploader:
                 options = replace(options, mode=SYNC, delete=options.deletes)
             self._listen()
@@ -529,8 +531,8 @@ class Session:
 
     def _data_loops(self) -> dict[str, DataLoop]:
         """Return the newest loop over each dataset and each prepared loader."""
-        data = self._shards | {f"loader {number}": progress for number, progress in enumerate(self.loaders, 1)}
-        return {name: each.loop for name, each in data.items() if each and each.loop}
+        loaders = {f"loader {number}": each for number, each in enumerate(self.loaders, 1) if each.has_position}
+        return {name: each.loop for name, each in (self._shards | loaders).items() if each.loop}
 
     # -- other calls ----------------------------------------------------------------------------------------------
 

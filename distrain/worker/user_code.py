@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import inspect
+import itertools
 import os
 import pickle
 import runpy
@@ -11,8 +13,10 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain import wire
@@ -20,23 +24,27 @@ from distrain.errors import DistrainError, Portable, Rollback
 from distrain.hosts.host import MIRROR
 from distrain.hosts.shared_memory import shared_memory_problem
 from distrain.storage.names import evidence_file
+from distrain.system.background import start_hidden_thread
 from distrain.system.log import warn
 from distrain.system.notebook import cell_of, with_cells
 from distrain.system.peer_errors import blames_peer
 from distrain.system.pickling import pickled
 from distrain.system.text import LIBRARY_FILE, signal_in_words
-from distrain.worker.job.job import ScriptWork
+from distrain.worker.job.job import ScriptWork, TargetWork
 from distrain.worker.job.unpicklable import describe_unpicklable
+from distrain.worker.places import at, no_collection, outwards, place_of
 from distrain.worker.reporting.written_files import WrittenFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
     from distrain.worker.job.job import Work
     from distrain.worker.session import Session
 
+NOTICE_S = 10.0
+"""Seconds that a rank may take to exit before a line says what it waits for. The time doubles with every line."""
 _LONGEST_SUMMARY = 300
 """Longest first line of an exception, in characters."""
 _LONGEST_TRACEBACK = 32 << 10
@@ -148,24 +156,61 @@ class _Steps:
 
 def _end_forked_child(error: BaseException | None) -> NoReturn:
     """End a child of the user's ``os.fork()`` that returned from train_func, as the interpreter ends a script."""
-    if isinstance(error, SystemExit):
-        if error.code is not None and not isinstance(error.code, int):
-            print(error.code, file=sys.stderr)
-    elif error is not None:
-        with contextlib.suppress(BaseException):
-            error.__traceback__ = users_part(error)
-            sys.excepthook(type(error), error, error.__traceback__)
-    exit_process(0 if error is None else _exit_code(error))
+    if isinstance(error, SystemExit) and error.code is not None and not isinstance(error.code, int):
+        print(error.code, file=sys.stderr)
+    exit_process(0 if error is None else _exit_code(error), error)
 
 
-def exit_process(code: int) -> NoReturn:
-    """Run exit handlers as the interpreter does, and exit without finalizing the interpreter."""
-    with contextlib.suppress(BaseException):
-        threading._shutdown()  # type: ignore[attr-defined]
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
+def exit_process(code: int, error: BaseException | None = None, *, is_shown: bool = False) -> NoReturn:
+    """Call sys.excepthook, wait for threads and run exit handlers as the interpreter does; exit without finalizing it.
+
+    Ctrl-C ends what it interrupts, and changes the exit code.
+
+    error: the exception that has ended the user's code. is_shown: somebody else prints it, as the usual hook would.
+    """
+    steps = [threading._shutdown, atexit._run_exitfuncs]  # type: ignore[attr-defined]
+    if error is not None and not isinstance(error, SystemExit):
+        raised = type(error), error.with_traceback(users_part(error)), error.__traceback__
+        sys.last_type, sys.last_value, sys.last_traceback = raised
+        setattr(sys, "last_exc", error)  # noqa: B010 - of Python 3.12
+        hook = sys.excepthook
+        # That of torch only puts the rank in front of what another one prints.
+        while getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":
+            hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
+        if not (is_shown and hook is sys.__excepthook__):
+            steps.insert(0, partial(hook, *raised))
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal code
+        code = code or 128 + number
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    with contextlib.suppress(RuntimeError):  # there may be no more threads
+        start_hidden_thread(_say_what_is_awaited, threading.get_ident())
+    for step in steps:
+        try:
+            step()
+        except BaseException:
+            traceback.print_exc()
     flush_output()
     os._exit(code)
+
+
+def _say_what_is_awaited(main: int) -> None:
+    """Print on stderr what keeps the process from exiting, more and more rarely."""
+    for times in itertools.count():
+        time.sleep(NOTICE_S * 2**times)
+        with no_collection():
+            frames = sys._current_frames()
+            path = [*itertools.takewhile(lambda one: one.f_code is not exit_process.__code__, outwards(frames[main]))]
+            if path and path[-1].f_code is threading._shutdown.__code__:  # type: ignore[attr-defined]
+                threads = [one for one in threading.enumerate() if not one.daemon and one.ident != main]
+                awaited = {f"the thread {one.name!r}": frames.get(one.ident or 0) for one in threads}
+            else:
+                awaited = {"an exit handler": [*filter(place_of, path[:1]), *path[-1:], None][0]}
+            places = [f"{what}, at {place_of(one) or at(one, one)}" if one else what for what, one in awaited.items()]
+        print(f"distrain: the code has ended; waiting for {' and '.join(places)}; Ctrl-C ends it", file=sys.stderr)
 
 
 def flush_output() -> None:
@@ -386,6 +431,12 @@ def _explanation(work: Work | None, error: BaseException, traceback_text: str) -
         text = (
             "this process may start no more threads or processes: raise the limit (ulimit -u, or pids.max of the "
             "container), or use fewer (num_workers of the DataLoader, OMP_NUM_THREADS)"
+        )
+    elif "process group has not been initialized" in traceback_text:
+        text = "`distrain run script.py:main` sets it up, as TorchTrainer does; a whole script has to do so itself"
+    elif isinstance(work, TargetWork) and "Error: 'dict' object has no attribute" in traceback_text:
+        text = (
+            f"{work.target} is called with the values of --config and --set, a dict; it has to parse arguments itself"
         )
     elif problem := shared_memory_problem(traceback_text):
         text = problem

@@ -254,10 +254,20 @@ def test_a_run_that_trains_is_followed_and_stopped(
     assert browser.evaluate("document.querySelector('.verdict').textContent").startswith("stopped Stopped after")
 
 
+def drawn(browser: Browser) -> list[str]:
+    """Return the names in the legend of the plot."""
+    return list(browser.evaluate("[...document.querySelectorAll('#plot .u-label')].slice(1).map((n) => n.textContent)"))
+
+
+def type_filter(browser: Browser, text: str) -> None:
+    one = "document.querySelector('#filter')"
+    browser.evaluate(f"{one}.value = {text!r}; {one}.dispatchEvent(new Event('input'))")
+
+
 def test_runs_are_sorted_filtered_and_drawn(browser: Browser, server: Server) -> None:
     browser.show(server.url, width=1280)
     wait_until(lambda: [row[1] for row in browser.evaluate(CELLS)] == ["old-2", "old-1", "old-0"], what="the table")
-    wait_until(lambda: browser.evaluate("document.querySelectorAll('#plot .u-series').length") == 4, what="curves")
+    wait_until(lambda: drawn(browser) == ["old-2", "old-1", "old-0"], what="curves")
     browser.evaluate("document.querySelector('th[data-key=last] button').click()")
     assert [row[6] for row in browser.evaluate(CELLS)] == ["0.03226", "0.03333", "0.03448"]
     browser.evaluate("document.querySelector('th[data-key=last] button').click()")
@@ -265,27 +275,58 @@ def test_runs_are_sorted_filtered_and_drawn(browser: Browser, server: Server) ->
     assert [row[12] for row in browser.evaluate(CELLS)] == ["0.1", "0.05", "0.025"]
     browser.evaluate("document.querySelector('#states [data-state=failed]').click()")
     assert [row[1] for row in browser.evaluate(CELLS)] == ["old-1"]
+    wait_until(lambda: drawn(browser) == ["old-1"], what="only what the table shows")
     browser.evaluate("document.querySelector('#all').click()")
     assert "Choose runs" in browser.evaluate("document.querySelector('#plot').textContent")
+    browser.evaluate("document.querySelector('#states [data-state=failed]').click()")
+    assert drawn(browser) == []
     browser.evaluate("document.querySelector('#all').click()")
-    wait_until(lambda: browser.evaluate("document.querySelectorAll('#plot .u-series').length") == 2, what="one curve")
-    browser.evaluate("document.querySelector('#states [data-state=failed]').click()")
-    browser.evaluate("document.querySelectorAll('#all').forEach((all) => (all.click(), all.click()))")
-    wait_until(lambda: browser.evaluate("document.querySelectorAll('#plot .u-series').length") == 4, what="all curves")
-    browser.evaluate("document.querySelector('#states [data-state=failed]').click()")
-    browser.evaluate("document.querySelector('#states [data-state=failed]').click()")
-    browser.evaluate(
-        "const f = document.querySelector('#filter'); f.value = 'OLD-0 finished'; f.dispatchEvent(new Event('input'))"
-    )
-    assert [row[1] for row in browser.evaluate(CELLS)] == ["old-0"]
+    wait_until(lambda: sorted(drawn(browser)) == ["old-0", "old-1", "old-2"], what="all curves")
+    type_filter(browser, "OLD-0 finished")
+    assert [row[1] for row in browser.evaluate(CELLS)] == drawn(browser) == ["old-0"]
     browser.evaluate(f"{BODY}.querySelector('tr').focus()")
     press(browser, " ")
-    wait_until(
-        lambda: browser.evaluate("document.querySelectorAll('#plot .u-series').length") == 3, what="a curve less"
-    )
-    browser.show(server.url, width=1280)  # what was chosen stays
-    wait_until(lambda: [row[1] for row in browser.evaluate(CELLS)] == ["old-0"], what="the table")
-    assert browser.evaluate("document.querySelectorAll('#plot .u-series').length") == 3
+    assert drawn(browser) == []
+    type_filter(browser, "")
+    wait_until(lambda: sorted(drawn(browser)) == ["old-1", "old-2"], what="a curve less")
+    type_filter(browser, "old-0")  # which hides all that were chosen
+    wait_until(lambda: drawn(browser) == ["old-0"], what="what the filter shows")
+    type_filter(browser, "old-")
+    wait_until(lambda: sorted(drawn(browser)) == ["old-1", "old-2"], what="what was chosen")
+    browser.show(server.url, width=1280)
+    wait_until(lambda: sorted(drawn(browser)) == ["old-1", "old-2"], what="what was chosen stays")
+    assert others(browser, server) == []
+
+
+def test_reasons_tags_several_metrics_and_what_differs_are_shown(
+    browser: Browser, server: Server, storage: Path
+) -> None:
+    why = "rank 3 on beta: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (train.py:88)"
+    manifest = json.loads((storage / "old-1/run.json").read_text())
+    manifest["attempts"][0]["failure"] = why
+    (storage / "old-1/run.json").write_text(json.dumps(manifest))
+    add_reports(storage / "old-2", {"loss": 0.1, "val_acc": 0.5}, {"loss": 0.1, "val_acc": 0.7}, {"loss": 0.03})
+    assert run_main(["note", str(storage / "old-2"), "the best so far", "--tag", "baseline"], []) == 0
+    browser.show(server.url, width=700)
+    reasons = f"[...{BODY}.querySelectorAll('.reason')]"
+    told = f"{reasons}.map((one) => [...one.children].map((part) => part.textContent))"
+    wait_until(lambda: browser.evaluate(told) == [["baseline", "the best so far"], [why], []], what="the reasons")
+    assert browser.evaluate(f"{reasons}.every((one) => one.scrollWidth <= one.clientWidth)")
+    signs = f"[...{BODY}.querySelectorAll('td.state')].map((one) => getComputedStyle(one, '::before').content)"
+    assert browser.evaluate(signs) == ['"✓"', '"✗"', '"✓"']
+    browser.evaluate("document.querySelector('#diff summary').click()")
+    differing = browser.evaluate("document.querySelector('#diff').innerText").split()
+    assert " ".join(differing) == "1 setting of the drawn runs differs old-2 old-1 old-0 lr 0.025 0.05 0.1"
+
+    browser.evaluate("document.querySelector('#many').click()")
+    titles = "[...document.querySelectorAll('#plot > div > button')].map((one) => one.textContent)"
+    wait_until(lambda: browser.evaluate(titles) == ["loss", "val_acc"], what="a plot for each metric")
+    browser.evaluate("document.querySelectorAll('#plot > div > button')[1].click()")
+    wait_until(lambda: browser.evaluate(titles) == ["val_acc", "loss"], what="the metric of a small plot is chosen")
+    assert [cells[6] for cells in browser.evaluate(CELLS)] == ["0.7000", "", ""]  # that the last report lacks
+    browser.evaluate("document.querySelector('#many').click()")
+    browser.evaluate("document.querySelector('#time').click()")
+    assert browser.evaluate("document.querySelector('#plot .u-label').textContent") == "time"
     assert others(browser, server) == []
 
 

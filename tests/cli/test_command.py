@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 TRAIN = """
 import time
 from pathlib import Path
+from types import ModuleType
 import distrain
 
 def main(config):
@@ -119,7 +121,7 @@ def test_a_wrong_command_line_is_one_line(distrain: Command, arguments: tuple[st
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_skill_has_the_rules_and_every_command(distrain: Command) -> None:
+def test_the_skill_has_the_rules_an_example_and_every_command(distrain: Command, tmp_path: Path) -> None:
     text = distrain("skill").stdout
     assert re.match(r"---\nname: distrain\ndescription: .+\n---\n", text)
     for name in ("run", "drill", *COMMANDS):
@@ -129,6 +131,31 @@ def test_the_skill_has_the_rules_and_every_command(distrain: Command) -> None:
     assert mentioned <= {*LAUNCHING, *COMMANDS, "COMMAND"}
     options = {option for line in re.findall(r"`distrain run [^`]*`", text) for option in re.findall(r"--[\w-]+", line)}
     assert options <= make_parser()._option_string_actions.keys()
+    example = re.findall(r"```python\n(.+?)```", text, re.DOTALL)[0]
+    (tmp_path / "train.py").write_text(example)
+    lines = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)}, capture_output=True
+    )
+    assert b"checkpoint_000002" in lines.stdout, lines.stderr
+
+
+def test_the_help_of_check_has_its_own_options_and_it_takes_all(distrain: Command) -> None:
+    shown = set(re.findall(r"--[a-z][\w-]*", distrain("check", "--help").stdout))
+    assert {"--hosts", "--deep", "--ship", "--json", "--storage-path"} <= shown
+    assert not {"--max-failures", "--num-to-keep", "--name", "--set", "--as-ray"} & shown
+    assert "error: --max-failures must be an int" in distrain("check", "--max-failures", "-3").stderr
+    Path("distrain.toml").write_text("max-failures = -3\n")
+    assert "error: --max-failures must be an int" in distrain("check").stderr
+    Path("distrain.toml").write_text("node-rank = 3\n")
+    assert "config files have no option node-rank" in distrain("check").stderr
+
+
+def test_a_shell_completes_commands_and_their_options(distrain: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ModuleType("argcomplete")
+    monkeypatch.setattr(asked, "autocomplete", lambda parser: print(parser.format_help()), raising=False)
+    monkeypatch.setitem(sys.modules, "argcomplete", asked)
+    monkeypatch.setenv("_ARGCOMPLETE", "1")
+    assert set(re.findall(r"{(.+?)}", distrain("--version").stdout)[0].split(",")) == {*LAUNCHING, *COMMANDS}
 
 
 def test_commands_look_for_runs_where_the_config_file_says(distrain: Command, tmp_path: Path) -> None:
@@ -140,7 +167,7 @@ def test_commands_look_for_runs_where_the_config_file_says(distrain: Command, tm
     for place, name in (((), "run"), (("--on", "lab"), "other"), (("--storage-path", "lab"), "other")):
         assert [one["name"] for one in json.loads(distrain("ls", "--json", *place).stdout)["runs"]] == [name]
         assert distrain("show", "last", *place).stdout.startswith(f"{name}: finished")
-        assert f"\n{name}" in f"\n{distrain('clean', '--finished', '--dry-run', *place).stdout}"
+        assert f"\n{name}" in f"\n{distrain('clean', '--finished', *place).stdout}"
     assert distrain("ls", "--on", "new").stderr == f"there are no runs in {tmp_path / 'new'}\n"
     assert "no such target in distrain.toml: on; did you mean lab?" in distrain("ls", "--on", "lap").stderr
     Path("distrain.toml").write_text("[")
@@ -175,8 +202,9 @@ def test_a_list_fits_the_terminal(
     assert max(map(len, shown)) == columns
     assert shown[1].startswith("train-2026-11-24_01-02-03-000000  finished")
     assert ("SCRIPT" in shown[0]) == (columns == 120)
-    assert shown[-1] == "... and 9 older ones; --all lists them"
-    assert max(map(len, distrain("show", "last", "--storage-path", str(tmp_path)).stdout.splitlines())) <= columns
+    assert shown[-1] == "... and 9 more; --all lists them"
+    words = distrain("show", "last", "--storage-path", str(tmp_path)).stdout.splitlines()
+    assert max(len(line) for line in words if str(tmp_path) not in line) <= columns  # a path stays whole
 
 
 # -- a finished run --------------------------------------------------------------------------------------------------
@@ -283,7 +311,7 @@ def test_logs_are_followed_through_a_restart_until_the_end(distrain: Command, tm
     assert "rank 0 on localhost: ValueError: on purpose" in shown
 
 
-def test_a_live_run_shows_its_stacks_and_stops_when_it_is_asked(
+def test_a_live_run_shows_its_stacks_stops_when_it_is_asked_and_is_resumed(
     distrain: Command, tmp_path: Path, live: subprocess.Popen[str]
 ) -> None:
     place = ("--storage-path", "runs")
@@ -310,6 +338,13 @@ def test_a_live_run_shows_its_stacks_and_stops_when_it_is_asked(
     assert "SIGTERM" not in out
     assert json.loads(distrain("ls", "runs", "--json").stdout)["runs"][0]["state"] == "stopped"
     assert "live: stopped after" in distrain("show", "live", *place).stdout
+
+    (tmp_path / "go").touch()
+    resumed = argv("resume", "live", "--storage-path", str(tmp_path / "runs"))
+    done = subprocess.run(resumed, cwd="/", capture_output=True, text=True, timeout=60, check=True)
+    assert f"in {tmp_path}: distrain run --name=live " in done.stderr
+    assert (tmp_path / "waits-1").exists()  # it has gone on from its checkpoint
+    assert distrain("resume", "live", *place).stderr.startswith("distrain resume: error: live is finished; only a run ")
 
 
 def test_at_the_end_stdout_has_one_object_and_nothing_else(distrain: Command, tmp_path: Path) -> None:

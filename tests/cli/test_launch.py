@@ -143,13 +143,14 @@ def test_a_host_with_another_directory_takes_its_own_file_or_the_one_that_was_na
 def test_a_module_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
     package = tmp_path / "pack"
     package.mkdir()
-    (package / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("import os\nos.environ['KMP_A'] = '1'")
     (package / "other.py").write_text("word = 'other'")
     (package / "train.py").write_text(
-        "import sys\nfrom .other import word\nprint(__name__, __package__, word, sys.argv[1:], sys.argv[0])"
+        "import sys, torch\nfrom .other import word\nprint(__name__, __package__, word, sys.argv[1:], sys.argv[0])"
     )
     run = launch("--num-workers", "1", "-m", "pack.train", "--num-workers", "7", "-m", "x")
     script = package / "train.py"
+    assert "torch may not notice the value of KMP_A, " in run.stderr
     assert lines(run) == [f"[rank 0] __main__ pack other ['--num-workers', '7', '-m', 'x'] {script}"]
 
 
@@ -224,24 +225,64 @@ def test_a_script_may_have_children_of_every_start_method(launch: Launch, tmp_pa
 # -- functions -------------------------------------------------------------------------------------------------------
 
 FUNCTION = """
-from torch import distributed as dist
+import argparse, os, sys
 import helper
+from torch import distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--name")
+args = parser.parse_args()
 
 def train(config):
-    print(config, dist.get_world_size(), helper.word)
+    print(config, dist.get_world_size(), helper.word, args.epochs, args.name, os.path.samefile(sys.argv[0], __file__))
 """
 
 
 @sampled
-@pytest.mark.parametrize(("target", "cwd"), [("pack/job.py:train", "."), ("job:train", "pack")])
-def test_a_function_gets_the_config_and_options_may_follow_it(
-    launch: Launch, tmp_path: Path, target: str, cwd: str
+@pytest.mark.parametrize(
+    ("target", "cwd", "start_method"),
+    [
+        ("pack/job.py:train", ".", "forkserver"),
+        ("job:train", "pack", "forkserver"),
+        ("job.py:train", "pack", "spawn"),
+    ],
+)
+def test_a_function_gets_the_config_and_its_file_the_arguments_that_follow_it(
+    launch: Launch, tmp_path: Path, target: str, cwd: str, start_method: str
 ) -> None:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "job.py").write_text(FUNCTION)
-    (tmp_path / "pack" / "helper.py").write_text("word = 'helped'")
-    run = launch("--set", "a=1", target, "--set", "b=2", "--num-workers=2", cwd=tmp_path / cwd)
-    assert lines(run) == [f"[rank {rank}] {{'a': 1, 'b': 2}} 2 helped" for rank in range(2)]
+    (tmp_path / "pack" / "helper.py").write_text("import os\nword = 'helped'\nos.environ['KMP_A'] = '1'")
+    options = ["--set", "a=1", "--num-workers=2", "--start-method", start_method]
+    run = launch(*options, target, "--epochs=3", "--name", "mine", cwd=tmp_path / cwd)
+    assert run.stderr.count("torch may not notice the value of KMP_A, ") == (start_method != "spawn")
+    assert lines(run) == [f"[rank {rank}] {{'a': 1}} 2 helped 3 mine True" for rank in range(2)]
+    assert "goes to" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train.py", "--num-workers", "2", "--epochs=3"], "--num-workers: goes to train.py, as it follows it; "),
+        (["-m", "train", "--num_workers=2", "--name=x"], "--num_workers: goes to train, as"),
+        (["--num-workers=2", "train.py:main", "--set", "a=1", "--config=x"], "--set, --config: goes to train.py:main,"),
+        (["train.py", "--name", "mine", "--node-rank", "1"], None),  # its own
+        (["train.py", "--epochs", "3", "-r", "--", "name"], None),
+        (["--num-workers=2", "train.py", "--seed", "3"], None),  # it may have such an option elsewhere
+    ],
+)
+def test_options_behind_the_target_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("add('--name')\nadd('--node_rank')\ndef main(): ...")
+    monkeypatch.setattr("distrain.cli.run.command.run_work", lambda *_, **__: None)
+    told: list[str] = []
+    monkeypatch.setattr("distrain.cli.run.target.warn", told.append)
+    assert run_command(words, []) == 0
+    assert len(told) == (said is not None)
+    assert all(line.startswith(said or "") for line in told)
 
 
 # -- the run directory -----------------------------------------------------------------------------------------------
@@ -367,12 +408,12 @@ def test_a_function_may_call_fit(launch: Launch, tmp_path: Path) -> None:
             "there is no option --num-worker; did you mean --num-workers? (see --help)",
         ),
         (["--xyz", "3", "train.py"], "there is no option --xyz; options of a script come after its name (see --help)"),
-        (["train.py:train", "--st", "lr=1"], "there is no option --st; did you mean --set? (see --help)"),
-        (
-            ["train.py:train", "--set", "lr=1", "more"],
-            "train.py:train is a function, which takes no arguments; use --c",
-        ),
-        (["train.py:train", "more"], "train.py:train is a function, which takes no arguments; use --config and --set"),
+        (["--st", "lr=1", "train.py:train"], "there is no option --st; did you mean --set? (see --help)"),
+        (["--set", "lr", "0.1", "train.py:train"], "--set 'lr': must be KEY=VALUE"),
+        (["--time-out", "3", "train.py"], "there is no option --time-out; did you mean --hang-timeout? (see --help)"),
+        (["train"], "there is no file 'train' in "),
+        (["python", "train.py"], "there is no file 'python' in "),
+        (["train.py::train"], "'train.py::train': name a function as train.py:train"),
         (["-m", "pack:fit"], "-m pack:fit: is a function; leave out -m"),
         (["pack"], "'pack' is a directory; name a script in it, or run a package with -m"),
         (["none.py:train"], "there is no file 'none.py' in "),
@@ -386,13 +427,16 @@ def test_a_function_may_call_fit(launch: Launch, tmp_path: Path) -> None:
         (["--nproc-per-node", "gpu", "train.py"], "one worker for each GPU was asked for, but no usable NVIDIA GPU"),
         (
             ["--ranks-shown", "0,3-1", "train.py"],
-            "argument --ranks-shown: '0,3-1': must be ranks such as 0,2-5, the lower rank first",
+            "argument --ranks-shown/--local-ranks-filter: '0,3-1': must be ranks such as 0,2-5, the lower rank first",
         ),
         (["--ssh-args", '-i "my key', "train.py"], "--ssh-args: '-i \"my key': no closing quotation"),
         (["--name", "a/b", "train.py"], "--name must be a plain file name"),
         (["--tracker", "wnadb:project=my", "train.py"], "--tracker: there is no tracker 'wnadb'; did you mean wandb?"),
-        (["--config", "nowhere.json", "train.py:train"], "[Errno 2] No such file or directory: 'nowhere.json'"),
-        (["--config", "train.py", "train.py:train"], "--config train.py: Expecting value"),
+        (
+            ["--config", "nowhere.json", "train.py:train"],
+            "--config nowhere.json: must name a JSON file: No such",
+        ),
+        (["--config", "train.py", "train.py:train"], "--config train.py: must name a JSON file: Expecting value"),
         (["--config", "list.json", "train.py:train"], "--config list.json: must hold a JSON object"),
         (["--set", "novalue", "train.py:train"], "--set 'novalue': must be KEY=VALUE"),
         (["--set", "a=1", "--set", "a.b=2", "train.py:train"], "--set a.b: 'a' is not an object in the config"),

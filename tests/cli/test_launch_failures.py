@@ -17,6 +17,7 @@ import pytest
 
 from tests.terminal import Terminal
 
+AGAIN = "os.execve(sys.executable, sys.orig_argv, {**os.environ, 'AGAIN': ''})"
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -47,6 +48,10 @@ def launch(tmp_path: Path, storage: Path) -> Launch:
         ("import os; os.kill(os.getpid(), 9)", 137, "SIGKILL"),
         ("import os; os.kill(os.getpid(), 11)", 139, "SIGSEGV"),
         ("import os; os._exit(5)", 5, "code 5"),
+        ("import os; os._exit(0)", 0, "finished"),
+        ("import os, sys; os.execv(sys.executable, [sys.executable, '-c', 'raise SystemExit(6)'])", 6, "code 6"),
+        (f"import os, sys; 'AGAIN' in os.environ or {AGAIN}", 0, "finished"),
+        ("import atexit, os; atexit.register(os._exit, 4)", 4, "code 4 in its exit handlers"),
         ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
         ("raise SystemExit", 0, "finished"),
     ],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain import Result
+from tests.documentation import ROOT, blocks_of
 from tests.process.conftest import SSH_THAT_CLEARS_THE_ENVIRONMENT, make_fake_ssh
 from tests.process.test_notebooks import run_notebook
 
@@ -122,3 +123,16 @@ def test_a_notebook_imports_it_in_a_cell(tmp_path: Path) -> None:
         tmp_path,
     )
     assert shown[6].text() == "{'rank': 0} done\n"
+
+
+@sampled
+def test_the_script_of_xgboost_in_the_documentation(tmp_path: Path) -> None:
+    """With two workers, which train one model."""
+    pytest.importorskip("xgboost")
+    [text] = [block.text for block in blocks_of(ROOT / "docs/migration/ray.md") if "XGBoostTrainer(" in block.text]
+    (tmp_path / "train.py").write_text(f"{text}\nprint(model.num_boosted_rounds())")
+    command = [sys.executable, "-m", "distrain", "run", "--as-ray", "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "10"
+    assert "train-rmse=" in done.stderr

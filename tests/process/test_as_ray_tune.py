@@ -12,9 +12,9 @@ import pytest
 import distrain
 from distrain import Checkpoint, PreemptionError, Result, RunConfig, ScalingConfig, WorkerGroupError
 from distrain.as_ray.tune import search_space as tune
+from distrain.as_ray.tune.trainables import RunConfig as TuneRunConfig
 from distrain.as_ray.tune.trainables import (
     TuneReportCallback,
-    TuneRunConfig,
     report,
     with_parameters,
     with_resources,

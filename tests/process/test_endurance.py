@@ -53,6 +53,11 @@ def test_an_exception_in_the_middle_of_a_report_does_not_tear_the_stream(fit: Fi
 def test_a_checkpoint_to_resume_from_that_is_not_there_is_an_error_at_once(fit: Fit, tmp_path: Path) -> None:
     with pytest.raises(distrain.CheckpointError, match="missing"):
         fit(lambda: None, resume_from=Checkpoint(tmp_path / "missing"))
+    (file := tmp_path / "run.json").touch()
+    with pytest.raises(distrain.CheckpointError, match=f"{file} is a file, but a checkpoint is a directory"):
+        fit(lambda: None, resume_from=Checkpoint(file))
+    with pytest.raises(distrain.CheckpointError, match=f"{tmp_path} is a run; name a checkpoint in it"):
+        fit(lambda: None, resume_from=Checkpoint(tmp_path))
 
 
 def test_a_rank_ended_from_outside_by_sigterm_says_so(fit: Fit) -> None:

@@ -416,6 +416,34 @@ def test_a_rank_that_has_returned_ends_as_a_script_does(any_fit: Fit, tmp_path: 
     assert {path.name for path in place.iterdir()} >= {"left-0", "left-1", "thread", "child"}
 
 
+def test_when_a_rank_fails_its_hook_is_called_and_exit_handlers_have_time(any_fit: Fit, tmp_path: Path) -> None:
+    """Those of the rank, and of one that had finished."""
+
+    def leave(name: str) -> None:
+        (place / f"leaves-{name}").touch()
+        time.sleep(0.5)
+        (place / f"left-{name}").touch()
+
+    def train() -> None:
+        rank = distrain.get_context().get_world_rank()
+        sys.excepthook = lambda kind, error, trace: (place / f"hook-{rank}-{error}-{sys.last_value}").touch()
+        atexit.register(leave, f"{rank}")
+        while rank == 0 and not (place / "leaves-1").exists():
+            time.sleep(0.001)
+        if rank == 0:
+            raise ValueError("boom")
+
+    place = tmp_path
+    assert failure(any_fit, train).culprit == 0
+    assert {path.name for path in place.glob("[lh]*-*")} == {
+        "leaves-0",
+        "leaves-1",
+        "left-0",
+        "left-1",
+        "hook-0-boom-boom",
+    }
+
+
 def test_nonsense_in_a_workers_pipe_ends_that_worker_with_an_explanation(any_fit: Fit) -> None:
     def train() -> None:
         if distrain.get_context().get_world_rank() == 1:

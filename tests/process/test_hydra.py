@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +16,7 @@ from omegaconf import OmegaConf
 
 from distrain.cli.main import run_main
 from distrain.coordinator.run.hydra_job import as_plain, resolved
-from distrain.worker.job.hydra_script import with_overrides
+from distrain.worker.job.hydra_script import set_defaults
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,24 +113,44 @@ def test_a_script_whose_ranks_call_hydra(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("config", "overrides", "run_dir", "sweep_dir"),
     [
-        ("-m lr=1,2 -cn small", "-m ours lr=1,2 -cn small"),
-        ("--config-name small", "--config-name small ours"),
-        ("+lr=1 -m", "ours +lr=1 -m"),
-        ("~lr -m", "ours ~lr -m"),
-        ("hydra.run.dir=a hydra.sweep.dir=b", "hydra.run.dir=a hydra.sweep.dir=b"),
+        ("lr: 1", [], "OURS", "OURS"),
+        ("lr: 1", ["hydra.run.dir=a", "hydra.sweep.dir=b"], "a", "b"),
+        ("hydra: {run: {dir: 'exp/${name}'}}\nname: n", ["name=m"], "exp/m", "OURS"),
+        ("defaults: [override hydra/output: mine]", [], "mine/run", "mine/sweep"),
+        ("lr: 1", ["hydra/output=mine"], "mine/run", "mine/sweep"),
     ],
 )
-def test_place_of_our_settings(given: str, expected: str, tmp_path: Path) -> None:
-    """Hydra's parser takes settings only in one piece; the user's own ones win."""
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_hydras_defaults_change(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: str,
+    overrides: list[str],
+    run_dir: str,
+    sweep_dir: str,
+    rank: int,
+) -> None:
+    """What a project's config, or the command line, says of its output directory counts: it may resume there."""
+    from hydra import compose, conf, initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
 
-    class Context:
-        world_rank = 0
-
-        @staticmethod
-        def get_trial_dir() -> str:
-            return str(tmp_path)
-
-    ours = f"hydra.run.dir='{tmp_path}/hydra' hydra.sweep.dir='{tmp_path}/hydra'"
-    assert " ".join(with_overrides(given.split(), Context())) == expected.replace("ours", ours)  # type: ignore[arg-type]
+    assert conf
+    Plugins.instance()  # they have defaults, too
+    monkeypatch.setattr(ConfigStore.instance(), "repo", copy.deepcopy(ConfigStore.instance().repo))
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    (tmp_path / "config.yaml").write_text(config)
+    (tmp_path / "hydra/output").mkdir(parents=True)
+    (tmp_path / "hydra/output/mine.yaml").write_text(
+        "# @package hydra\nrun: {dir: mine/run}\nsweep: {dir: mine/sweep}\n"
+    )
+    set_defaults(SimpleNamespace(world_rank=rank, get_trial_dir=lambda: str(tmp_path)))  # type: ignore[arg-type]
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        found = compose("config", overrides, return_hydra_config=True).hydra
+    ours = f"{tmp_path}/hydra"
+    assert found.run.dir == run_dir.replace("OURS", ours)
+    assert found.sweep.dir == sweep_dir.replace("OURS", ours)
+    assert found.output_subdir == (None if rank else ".hydra")
+    assert found.runtime.choices["hydra/job_logging"] == ("stdout" if rank else "default")

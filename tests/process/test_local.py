@@ -125,7 +125,7 @@ def same_results(one: Result, other: Result) -> None:
 
 
 def test_the_run_directory_is_that_of_one_worker(local: Local) -> None:
-    keep = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="loss")
+    keep = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="max")
     results = [local(epochs, {"epochs": 5}, workers=n, name=f"with-{n}", checkpoint_config=keep) for n in (0, 1)]
     same_results(*results)
     assert [Path(c.path).name for c, _ in results[0].best_checkpoints] == ["checkpoint_000002", "checkpoint_000001"]

@@ -106,6 +106,8 @@ def test_a_profile_names_the_hot_line_and_traces_torch_and_the_training_continue
         operations = [one for one in json.load(trace)["traceEvents"] if one.get("cat") == "cpu_op"]
     assert "aten::mm" in {one["name"] for one in operations}
     assert all(one["tid"] == one["pid"] for one in operations)  # those of the main thread
+    printed = "".join(log.read_text() for log in (run / "logs/attempt_0").rglob("*") if log.is_file())
+    assert ".cpp:" not in printed  # torch's own lines
 
 
 def test_a_rank_that_keeps_the_gil_is_shown_and_the_end_of_the_run_is_told(

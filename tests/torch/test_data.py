@@ -46,10 +46,11 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot im
 
 
 def on_every_rank(size: int, make: Callable[[], DataLoader[Any]], **options: Any) -> list[DataLoader[Any]]:
-    """The loader of each rank. Each is made in a random state of its own, as in workers that were not seeded."""
+    """The loader of each rank. Each is made in a random state of its own, but with one seed of torch's."""
     loaders = []
     for rank in range(size):
-        torch.manual_seed(100 + rank)
+        torch.manual_seed(100)
+        torch.rand(rank)
         random.seed(100 + rank)
         numpy.random.seed(100 + rank)
         with acting_as(rank, size):
@@ -102,7 +103,7 @@ def test_shares_are_those_of_a_distributed_sampler(
         return DataLoader(data, batch_size, drop_last=drop_last, collate_fn=lambda items: items, **options)
 
     loaders = on_every_rank(size, lambda: make(shuffle=shuffle))
-    expected = [DistributedSampler(data, size, rank, shuffle=shuffle) for rank in range(size)]
+    expected = [DistributedSampler(data, size, rank, shuffle=shuffle, seed=100) for rank in range(size)]
     for loader, sampler in zip(loaders, expected, strict=True):
         loader.sampler.set_epoch(epoch)
         sampler.set_epoch(epoch)
@@ -240,6 +241,35 @@ def test_every_epoch_has_an_order_of_its_own(kind: str) -> None:
     assert interleaved(passes(loaders)) == orders[1]
 
 
+SEEDED: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
+    "torch.manual_seed": lambda generator: DataLoader(range(40), shuffle=True),
+    "the loader's": lambda generator: DataLoader(range(40), shuffle=True, generator=generator),
+    "the sampler's": lambda generator: DataLoader(range(40), sampler=RandomSampler(range(40), generator=generator)),
+    "subset": lambda generator: DataLoader(range(40), sampler=SubsetRandomSampler(range(40), generator=generator)),
+    "batches": lambda generator: DataLoader(
+        range(40), batch_sampler=BatchSampler(RandomSampler(range(40), generator=generator), 1, False)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_the_seed_of_the_user_decides_the_order(name: str) -> None:
+    """However many numbers were drawn since, and on any number of ranks. A resumed run keeps the seed."""
+
+    def order(seed: int, ranks: int, drawn: int = 0) -> list[Any]:
+        loaders = []
+        for rank in range(ranks):
+            torch.manual_seed(seed if name == "torch.manual_seed" else rank)
+            generator = torch.Generator().manual_seed(seed)
+            torch.rand(drawn)
+            with acting_as(rank, ranks):
+                loaders.append(prepare_data_loader(SEEDED[name](generator)))
+        return interleaved([flat(loader) for loader in loaders])
+
+    assert order(1, 1) == order(1, 2, drawn=3) != order(2, 2)
+    assert sorted(order(1, 2)) == [*range(40)]
+
+
 def test_drawing_with_replacement_is_shared_out_too() -> None:
     data = range(10)
     for make, count in (
@@ -302,7 +332,7 @@ def test_a_plain_batch_sampler_has_its_sampler_shared_out(shuffle: bool) -> None
     expected = []
     for rank, loader in enumerate(loaders):
         loader.sampler.set_epoch(3)
-        sampler = DistributedSampler(data, 2, rank, shuffle=shuffle)
+        sampler = DistributedSampler(data, 2, rank, shuffle=shuffle, seed=100)
         sampler.set_epoch(3)
         expected.append(list(DataLoader(data, batch_size=3, sampler=sampler, drop_last=True, collate_fn=list)))
         assert isinstance(loader.sampler, DistributedSampler)
@@ -343,16 +373,19 @@ class KnowsRanks(Sampler[int]):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_loader_that_shares_already_or_cannot_share_is_left_alone(size: int) -> None:
+def test_the_order_of_a_loader_that_shares_already_or_cannot_share_is_left_alone(size: int) -> None:
     loaders = [
         DataLoader(range(8), sampler=KnowsRanks()),
         DataLoader(range(8), batch_sampler=BatchSampler(KnowsRanks(), 2, False)),
         DataLoader(Stream(), batch_size=2),
     ]
     with acting_as(0, size):
-        assert [prepare_data_loader(loader) is loader for loader in loaders] == [True] * len(loaders)
+        for loader in loaders:
+            prepared = prepare_data_loader(loader)
+            assert (prepared.sampler, prepared.batch_sampler) == (loader.sampler, loader.batch_sampler)
+            assert plainly(prepared) == plainly(loader)
         plain = DataLoader(range(8), shuffle=True)
-        assert prepare_data_loader(plain, add_dist_sampler=False) is plain
+        assert prepare_data_loader(plain, add_dist_sampler=False).sampler is plain.sampler
         once = prepare_data_loader(plain)
         twice = prepare_data_loader(once)
     assert len(twice) == len(once) == 8 // size

@@ -50,7 +50,7 @@ def losses():
 
 BY_HAND = """
 def prepared(model, data, loader, sampler, wrap):
-    return wrap(model), loader(data, batch_size=8, sampler=sampler(data, shuffle=True))
+    return wrap(model), loader(data, batch_size=8, sampler=sampler(data, shuffle=True, seed=7))
 """
 
 BY_DISTRAIN = """

@@ -61,6 +61,8 @@ def draw(config: dict[str, Any]) -> None:
 
     if config["seed"] is not None:
         enable_reproducibility(config["seed"])
+    else:
+        torch.manual_seed(5 + distrain.get_context().get_world_rank())
     loader = prepare_data_loader(
         torch.utils.data.DataLoader(
             Draws(), batch_size=2, shuffle=True, num_workers=2, worker_init_fn=mark, collate_fn=list
@@ -105,6 +107,8 @@ def test_runs_draw_the_same_numbers_and_loader_workers_different_ones(storage: P
         assert len({item["drawn"][source] for item in items}) == len(items) == 2 * 2 * 8
 
     assert not unseeded[0]["deterministic"]
+    indices = [[item["index"] for rank in unseeded for item in rank["epochs"][epoch]] for epoch in range(2)]
+    assert [sorted(epoch) for epoch in indices] == [[*range(16)]] * 2, "ranks of different seeds share one order"
     assert unseeded[0]["own"] != first[0]["own"]
     assert unseeded[0]["epochs"][0][0]["drawn"] != first[0]["epochs"][0][0]["drawn"]
 

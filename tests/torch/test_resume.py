@@ -207,6 +207,17 @@ def test_ranks_that_have_come_less_far_decide() -> None:
     assert resumed.take(1)[0] == [[4, 6, 5, 7]]
 
 
+def test_a_resumed_run_keeps_the_seed() -> None:
+    torch.manual_seed(1)
+    whole, _ = Ranks(1, loader("shuffled", 20, 4)).take()
+    group = Ranks(1, loader("shuffled", 20, 4))
+    taken, _ = group.take(2)
+    torch.manual_seed(2)
+    rest, _ = Ranks(2, loader("shuffled", 20, 2), group.positions()).take()
+    assert sorted(row for step in (*taken, *rest) for row in step) == [*range(20)]
+    assert [*taken, *map(sorted, rest)] == [*whole[:2], *map(sorted, whole[2:])]
+
+
 def test_other_data_is_refused() -> None:
     group = Ranks(1, loader("shuffled", 20, 4))
     group.take(2)

@@ -105,6 +105,7 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
     (FailureConfig, "host_lease_s", 0.5),
     (FailureConfig, "host_wait_s", -1.0),
     (CheckpointConfig, "num_to_keep", 0),
+    (CheckpointConfig, "checkpoint_score_attribute", "eval/loss"),
     (CheckpointConfig, "checkpoint_score_order", "lowest"),
     (CheckpointConfig, "checkpoint_ranks", []),
     (CheckpointConfig, "checkpoint_ranks", [0, -1]),
@@ -140,7 +141,7 @@ GOOD_VALUES: list[tuple[type, str, Any]] = [
     (FailureConfig, "hang_report_s", None),
     (FailureConfig, "hang_timeout_s", 3600),
     (CheckpointConfig, "num_to_keep", 1),
-    (CheckpointConfig, "checkpoint_score_attribute", "eval/loss"),
+    (CheckpointConfig, "checkpoint_score_attribute", "eval/accuracy"),
     (CheckpointConfig, "checkpoint_score_order", "min"),
     (CheckpointConfig, "checkpoint_ranks", "all"),
     (CheckpointConfig, "checkpoint_ranks", (0, 1)),
@@ -236,9 +237,19 @@ def test_of_rays_runtime_environment_the_variables_are_used_and_the_rest_is_said
     assert [warning.filename for warning in warned] == [__file__]
 
 
-def test_an_accelerator_is_no_resource() -> None:
-    with pytest.raises(ValueError, match=r"unknown resource; .*, and accelerator_type="):
-        ScalingConfig(use_gpu=True, resources_per_worker={"accelerator_type:T4": 0.001})
+def test_an_accelerator_among_the_resources_is_the_accelerator_type() -> None:
+    """As Ray has it. Two products are an error."""
+    t4 = {"accelerator_type:T4": 0.001}
+    both = [
+        ScalingConfig(use_gpu=True, resources_per_worker={"CPU": 2, **t4}, accelerator_type=a) for a in (None, "T4")
+    ]
+    assert both == [ScalingConfig(use_gpu=True, resources_per_worker={"CPU": 2}, accelerator_type="T4")] * 2
+    assert ScalingConfig(resources_per_worker=dict.fromkeys(t4, 0)).accelerator_type is None
+    with pytest.raises(ValueError, match="names a GPU; set use_gpu=True"):
+        ScalingConfig(resources_per_worker=t4)
+    for options in {"accelerator_type": "A100"}, {"resources_per_worker": {"accelerator_type:L4": 1, **t4}}:
+        with pytest.raises(ValueError, match=r"unknown resource; .*, and accelerator_type="):
+            ScalingConfig(**{"use_gpu": True, "resources_per_worker": t4, **options})
 
 
 @pytest.mark.parametrize(
@@ -252,3 +263,25 @@ def test_an_accelerator_is_no_resource() -> None:
 )
 def test_resources_of_a_worker_are_counted_as_ray_does(scaling: ScalingConfig, resources: dict[str, float]) -> None:
     assert scaling.worker_resources == resources
+
+
+# -- the best checkpoint ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["loss", "val_loss", "eval/lossMean", "val_WER", "top1_error", "rmse", "valid-ppl"])
+def test_for_a_metric_that_should_be_low_an_order_is_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r'order="min" keeps the lowest ones, .*="max" the highest'):
+        CheckpointConfig(num_to_keep=3, checkpoint_score_attribute=name)
+    for order in ("min", "max"):
+        chosen = CheckpointConfig(checkpoint_score_attribute=name, checkpoint_score_order=order)  # type: ignore[arg-type]
+        assert dataclasses.replace(chosen, num_to_keep=1).checkpoint_score_order == order
+    lines: list[str] = []
+    monkeypatch.setenv("DISTRAIN_AS_RAY", "1")
+    monkeypatch.setattr("distrain.api.config.warn_once", lines.append)
+    assert CheckpointConfig(checkpoint_score_attribute=name).checkpoint_score_order == "max"
+    assert f"the highest {name} are kept, as in Ray" in lines[0]
+
+
+@pytest.mark.parametrize("name", [None, "accuracy", "f1", "epoch", "timesteps", "powerful"])
+def test_any_other_metric_should_be_high(name: str | None) -> None:
+    assert CheckpointConfig(checkpoint_score_attribute=name).checkpoint_score_order == "max"

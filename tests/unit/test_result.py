@@ -109,10 +109,10 @@ def test_error_and_return_value_come_back(write_run: Write) -> None:
 @pytest.mark.parametrize(
     ("config", "losses", "kept"),
     [
-        (CheckpointConfig(checkpoint_score_attribute="loss"), (2, 3, 1), [1, 2, 3]),
+        (CheckpointConfig(checkpoint_score_attribute="loss", checkpoint_score_order="max"), (2, 3, 1), [1, 2, 3]),
         (CheckpointConfig(), (2, 3, 1), [2, 3, 1]),
         # The latest is there only for a resume.
-        (CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="loss"), (3, 1), [3]),
+        (CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="loss", checkpoint_score_order="max"), (3, 1), [3]),
     ],
 )
 def test_the_best_checkpoint_is_the_last_of_the_list(
@@ -162,6 +162,17 @@ def test_the_dataframe_has_every_report_with_nested_names(write_run: Write) -> N
     assert list(frame.columns) == ["loss", "eval/acc"]
     assert list(frame["eval/acc"]) == [0.5, 0.75]
     assert math.isnan(frame["loss"][1])
+
+
+def test_the_dataframe_has_exact_integers_and_no_name_twice(write_run: Write) -> None:
+    large = 2**60 + 1
+    frame = Result.from_path(write_run([{"tokens": large, "x": 1.5}, {"x": large, "y": 2**63}])).metrics_dataframe
+    assert frame is not None
+    assert frame["tokens"].dtype == "Int64"
+    assert [[*frame[name].dropna()] for name in frame] == [[large], [1.5, large], [2**63]]
+    twice = Result.from_path(write_run([{"a/b": 1, "a": {"b": 2}}]))
+    with pytest.raises(ValueError, match="two metrics of a report are named 'a/b': one in a dict, one with a '/'"):
+        _ = twice.metrics_dataframe
 
 
 def test_without_pandas_the_error_says_what_to_install(write_run: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,8 +148,13 @@ def test_a_bad_value_names_the_field(settings: dict[str, Any], error: type[Excep
     ("error", "cure"),
     [
         (RuntimeError("Found no NVIDIA driver on your system."), "distrain.torch.get_device(), the device"),
+        (AttributeError("'DistributedDataParallel' object has no attribute 'fc'"), "your model: it is model.module"),
+        (
+            AttributeError("'NoneType' object has no attribute 'seek'. You can only torch.load from a file"),
+            "in a new run",
+        ),
         (RuntimeError("a bug"), "None"),
     ],
 )
-def test_an_error_about_a_missing_gpu_ends_with_its_cure(error: Exception, cure: str) -> None:
+def test_a_common_error_ends_with_its_cure(error: Exception, cure: str) -> None:
     assert cure in str(TorchConfig().explain(error))

@@ -7,6 +7,7 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from distrain.api import current
 from distrain.as_ray.core.exceptions import ActorDiedError
 from distrain.as_ray.core.tasks import ObjectRef, RemoteFunction, call, check_plain, note_options, packed, unpacked
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 _actors: dict[str, ActorHandle] = {}
 """The living actors of this process, by their ids."""
+_INSTEAD = "workers can report metrics, and synchronize with ray.train.collective"
 
 
 def remote(*args: Any, **options: Any) -> Any:
@@ -45,6 +47,10 @@ class ActorClass:
     def remote(self, *args: Any, **named: Any) -> ActorHandle:
         """Make the object, and return its handle. An exception of the constructor is raised here."""
         name = self._options.get("name")
+        if name is not None and current.session is not None and current.session.context.world_size > 1:
+            raise RuntimeError(
+                f"each worker would have its own actor named {name!r}, which they cannot share: {_INSTEAD}"
+            )
         if name is not None and (existing := _find(name)) is not None:
             if self._options.get("get_if_exists"):
                 return existing
@@ -79,15 +85,15 @@ class ActorHandle:
         return ActorMethod(self, name)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _handle_in, (os.getpid(), self._key)
+        return _handle_in, (os.getpid(), self._key, type(self._actor).__name__)
 
 
-def _handle_in(pid: int, key: str) -> ActorHandle:
+def _handle_in(pid: int, key: str, kind: str) -> ActorHandle:
     """Return the handle in the process of its actor. Raises RuntimeError in any other."""
     if pid != os.getpid():
         raise RuntimeError(
-            f"a Ray actor was passed to a worker, but it lives in process {pid}, where workers cannot call it: "
-            "workers can report metrics, and synchronize with ray.train.collective"
+            f"a Ray actor ({kind}) was passed to a worker, but it lives in process {pid}, where workers cannot call "
+            f"it: {_INSTEAD}"
         )
     return _actors[key]
 
@@ -117,7 +123,7 @@ def _find(name: str) -> ActorHandle | None:
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     """Return the actor of that name. Raises ValueError if there is none."""
     if (found := _find(name)) is None:
-        raise ValueError(f"no living actor of this process is named {name!r}")
+        raise ValueError(f"no living actor of this process is named {name!r}; {_INSTEAD}")
     return found
 
 

@@ -16,22 +16,50 @@ if TYPE_CHECKING:
 
 WITHOUT_EFFECT = frozenset(
     {
-        "compute", "concurrency", "max_retries", "memory", "num_blocks", "num_cpus", "num_gpus", "override_num_blocks",
-        "parallelism", "ray_remote_args", "ray_remote_args_fn", "resources", "runtime_env", "zero_copy_batch",
+        "compute", "concurrency", "locality_hints", "max_retries", "memory", "num_blocks", "num_cpus", "num_gpus",
+        "override_num_blocks", "parallelism", "ray_remote_args", "ray_remote_args_fn", "resources", "runtime_env",
+        "zero_copy_batch",
     }
 )  # fmt: skip
 """Arguments of Ray that say where and in how many pieces it works. Here, each worker reads its own rows."""
-ELSEWHERE = (
-    "use pandas, Polars, DuckDB or pyarrow before training, and pass the result to ray.data.from_pandas() or "
-    "from_arrow()"
-)
+_INSTEAD = {
+    "aggregate": "use sum(), mean() and the like, or to_pandas().agg()",
+    "arrow_open_stream_args filesystem": "give a URL of fsspec, such as s3://bucket/folder, as the path",
+    "describe summary": "use to_pandas().describe()",
+    "filters": "use filter=, with an expression of pyarrow.compute",
+    "ignore_missing_paths partition_filter": "pass the list of the files to read, or a pattern",
+    "include_paths": "only read_images() has it; for others, pass the paths to from_items(), and read them in map()",
+    "input_files": "keep the paths that you read",
+    "join zip": "use pandas.merge() or pandas.concat() with to_pandas() of both, and ray.data.from_pandas()",
+    "partitioning": "leave it out: key=value in a path is a column",
+    "random_sample": "use random_shuffle().limit(), or filter(lambda row: random.random() < 0.1).materialize()",
+    "randomize_block_order": "use random_shuffle(), which also brings the blocks in a random order",
+    "schema tensor_column_schema dtype": "convert the columns in map_batches()",
+    "split_proportionately": "use split_at_indices(), or train_test_split() for two parts",
+    "stratify": "use train_test_split() of scikit-learn with to_pandas(), and ray.data.from_pandas() for both parts",
+    "streaming_split iterator_split": "pass it as datasets= of the trainer, and call get_dataset_shard() in train_func",
+    "streaming_train_test_split": "use train_test_split()",
+    "to_arrow to_arrow_refs to_dask to_modin to_numpy_refs to_pandas_refs to_random_access_dataset to_spark": (
+        "use to_pandas()"
+    ),
+    "to_torch": "use iter_torch_batches()",
+    "with_column with_columns": "use add_column() or map_batches()",
+    "write_": "use write_parquet() or write_csv(), or the methods of to_pandas()",
+    "": "use to_pandas() before training, and pass what you make of it to ray.data.from_pandas()",
+}
+"""What to use instead of methods and arguments of Ray; the last two are for other names that begin so."""
+
+
+def instead_of(name: str) -> str:
+    """Return what to use instead of a method or an argument of Ray."""
+    return next(advice for names, advice in _INSTEAD.items() if name in names.split() or name.startswith(names))
 
 
 def check_options(function: str, options: Mapping[str, Any]) -> None:
     """Raise TypeError for arguments that would change the rows, and that the stand-in lacks."""
-    for name in options.keys() - WITHOUT_EFFECT:
+    for name in sorted(options.keys() - WITHOUT_EFFECT):
         if options[name]:
-            raise TypeError(f"{function}({name}=...) is not supported: {ELSEWHERE}")
+            raise TypeError(f"{function}({name}=...) is not supported: {instead_of(name)}")
 
 
 # -- functions of the user's -------------------------------------------------------------------------------------------
@@ -39,6 +67,8 @@ def check_options(function: str, options: Mapping[str, Any]) -> None:
 
 def constructed(fn: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Callable[..., Any]:
     """Return a function; of a class, the object that is constructed at the first call."""
+    if (args or kwargs) and not isinstance(fn, type):
+        raise ValueError(f"fn_constructor_args and fn_constructor_kwargs are for a class, got {fn!r}")
     made: Callable[..., Any] = Constructed(fn, args or (), kwargs or {}) if isinstance(fn, type) else fn
     return made
 

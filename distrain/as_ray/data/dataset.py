@@ -1,24 +1,26 @@
 """``ray.data.Dataset``: a Dataset of distrain.data with the other methods of Ray's.
 
-The rows come lazily, on the workers. Sorting, groups, aggregates, ``union()``, ``zip()`` and the functions that write
-files read all rows into the memory of the process that calls them. Runs in: anywhere.
+The rows come lazily, on the workers. Sorting, groups, aggregates, ``union()`` and the functions that write files
+read all rows into the memory of the process that calls them. Runs in: anywhere.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from distrain.as_ray.data.arguments import (
-    ELSEWHERE,
     all_batches,
     check_options,
     constructed,
     for_rows,
+    instead_of,
     names_of,
     plain,
     plain_value,
 )
+from distrain.as_ray.data.expressions import kept_by
 from distrain.as_ray.data.writing import write_files
 from distrain.data.blocks import (
     as_block,
@@ -30,6 +32,7 @@ from distrain.data.blocks import (
     to_columns,
     to_frame,
     to_rows,
+    to_table,
 )
 from distrain.data.dataset import Dataset as PlainDataset
 from distrain.data.iterator import DataIterator
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
     from distrain.data.order import Span
 
 _LOOPS = ("iter_batches", "iter_tf_batches", "iter_torch_batches")
+_seeds = count()
+"""Seeds of the calls without one: each has another order, which a script that is started again finds again."""
 _AGGREGATES = ("max", "mean", "min", "std", "sum")
 
 
@@ -70,7 +75,7 @@ class Dataset(PlainDataset):
             return partial(self._aggregated, name)
         if name in _LOOPS:
             return partial(self._loop, name)
-        raise AttributeError(f"ray.data.Dataset has no {name}() in distrain: {ELSEWHERE}")
+        raise AttributeError(f"ray.data.Dataset has no {name}() in distrain: {instead_of(name)}")
 
     # -- operations -----------------------------------------------------------------------------------------------
 
@@ -100,9 +105,14 @@ class Dataset(PlainDataset):
         """Apply a function to each row."""
         return super().map(for_rows("map", fn, options))
 
-    def filter(self, fn: Callable[..., bool], **options: Any) -> Dataset:
-        """Keep the rows for which a function is true."""
-        return super().filter(for_rows("filter", fn, options))
+    def filter(self, fn: Callable[..., bool] | None = None, expr: Any = None, **options: Any) -> Dataset:
+        """Keep the rows for which a function is true, or a condition. See :func:`kept_by` for conditions."""
+        if (fn is None) == (expr is None) or isinstance(fn, str):
+            raise ValueError('filter() takes a function, or expr= with a condition such as "x > 1"')
+        if fn is not None:
+            return super().filter(for_rows("filter", fn, options))
+        check_options("filter", options)
+        return self._mapped(kept_by(expr), "filter()", keeps_rows=False)
 
     def flat_map(self, fn: Callable[..., Iterable[Any]], **options: Any) -> Dataset:
         """Replace each row by the rows of a list."""
@@ -154,6 +164,8 @@ class Dataset(PlainDataset):
             found = list(table) if isinstance(table, dict) else table.column_names
             _check_columns(function, named, found)
             new = choose(found)
+            if len({*new.values()}) < len(new):
+                raise DataError(f"{function}() gives several columns one name: {[*new.values()]}")
             if isinstance(table, dict):
                 return {other: table[old] for old, other in new.items()}
             return table.select(list(new)).rename_columns(list(new.values()))
@@ -163,7 +175,14 @@ class Dataset(PlainDataset):
     def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None, **options: Any) -> Dataset:
         """Shuffle the rows anew in each epoch."""
         check_options("random_shuffle", options)
-        return super().random_shuffle(seed=seed, buffer_rows=buffer_rows)
+        return super().random_shuffle(seed=next(_seeds) if seed is None else seed, buffer_rows=buffer_rows)
+
+    def train_test_split(
+        self, test_size: float, *, shuffle: bool = False, seed: int | None = None, **options: Any
+    ) -> tuple[Dataset, Dataset]:
+        """Return two datasets: for training, and for tests."""
+        check_options("train_test_split", options)
+        return super().train_test_split(test_size, shuffle=shuffle, seed=next(_seeds) if seed is None else seed)
 
     def repartition(self, *args: Any, shuffle: bool = False, **options: Any) -> Dataset:
         """Return the dataset itself, or shuffled: its rows are divided among the workers when they train."""
@@ -177,7 +196,9 @@ class Dataset(PlainDataset):
         return self._parts(n, lambda rows, place: rows // n * place if equal else rows * place // n)
 
     def split_at_indices(self, indices: Sequence[int]) -> list[Dataset]:
-        """Return the parts between these rows."""
+        """Return the parts between these rows. Raises ValueError for numbers that do not ascend from 0."""
+        if not indices or [*indices] != sorted(indices) or indices[0] < 0:
+            raise ValueError(f"split_at_indices() takes ascending numbers of rows, got {indices!r}")
         return self._parts(len(indices) + 1, lambda rows, place: min(rows, [0, *indices, rows][place]))
 
     def _parts(self, count: int, start: Callable[[int, int], int]) -> list[Dataset]:
@@ -214,6 +235,28 @@ class Dataset(PlainDataset):
         """Return the names of the columns."""
         return list(self.schema().names)
 
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    name: ClassVar[str | None] = None
+
+    def set_name(self, name: str | None) -> None:
+        """Set the name, which has no effect."""
+        object.__setattr__(self, "name", name)
+
+    def stats(self) -> str:
+        """Return a line: there are no times to tell, as the rows are read when they are needed."""
+        return repr(self)
+
+    def num_blocks(self) -> int:
+        """Return the number of row groups or files, or of parts of what is in memory. Raises DataError for a stream."""
+        _, source = self.count(), cast("TableSource", self.open().source)
+        return len(source.block_rows)
+
+    def size_bytes(self) -> int:
+        """Return the approximate size in memory. Raises DataError for a stream."""
+        rows, source = self.count(), cast("TableSource", self.open().source)
+        return int(source.row_bytes * rows) or int(to_table(self.read()).nbytes)
+
     # -- batches in this process ----------------------------------------------------------------------------------
 
     def iterator(self) -> DataIterator:
@@ -239,8 +282,10 @@ class Dataset(PlainDataset):
     # -- all rows in memory ---------------------------------------------------------------------------------------
 
     def to_pandas(self, limit: int | None = None) -> Any:
-        """Return all rows as a DataFrame, or the first ones."""
-        return to_frame((self if limit is None else self.limit(limit)).read())
+        """Return all rows as a DataFrame. Raises ValueError if there are more than ``limit``."""
+        if limit is not None and (rows := self.count()) > limit:
+            raise ValueError(f"to_pandas(limit={limit}): the dataset has {rows} rows; for the first ones, use limit()")
+        return to_frame(self.read())
 
     def union(self, *others: PlainDataset) -> Dataset:
         """Return the rows of several datasets, one after the other."""
@@ -259,6 +304,7 @@ class Dataset(PlainDataset):
 
     def unique(self, column: str, **options: Any) -> list[Any]:
         """Return the values of a column, each once."""
+        check_options("unique", options)
         values = column_of(self._frame_with("unique", column)[column].drop_duplicates())
         return [plain_value(value) for value in values]
 
@@ -297,7 +343,14 @@ class GroupedData:
         self._groups = frame.groupby(names_of(key), dropna=False)
 
     def __getattr__(self, name: str) -> Any:
+        if name in _AGGREGATES:
+            return partial(self._aggregated, name)
         raise AttributeError(f"GroupedData has no {name}() in distrain: use map_groups(), or to_pandas().groupby()")
+
+    def _aggregated(self, how: str, on: str | list[str] | None = None, **options: Any) -> Any:
+        groups = self._groups if on is None else self._groups[names_of(on)]
+        found = getattr(groups, how)(**options)
+        return self._make(found.rename(columns=lambda name: f"{how}({name})").reset_index())
 
     def count(self) -> Any:
         """Return the number of rows of each group."""
@@ -305,10 +358,10 @@ class GroupedData:
 
     def map_groups(self, fn: Callable[..., Any], *, batch_format: str | None = "default", **options: Any) -> Any:
         """Return the rows that a function makes of each group."""
-        check_options("map_groups", options)
+        function = for_rows("map_groups", fn, options)
         to_format = formatter(batch_format)
         groups = (to_format(as_block(frame, "groupby()")) for _, frame in self._groups)
-        return self._make(joined([to_columns(as_block(fn(group), "map_groups()")) for group in groups]))
+        return self._make(joined([to_columns(as_block(function(group), "map_groups()")) for group in groups]))
 
 
 def _check_columns(function: str, wanted: Iterable[str], found: Iterable[str]) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import io
 import os
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from distrain import data
+from distrain.api import config
 from distrain.as_ray.constants import WithoutEffect
 from distrain.as_ray.data.arguments import check_options
 from distrain.as_ray.data.dataset import Dataset
@@ -31,9 +33,12 @@ _IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif")
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def read_parquet(paths: Any, *, columns: Sequence[str] | None = None, **options: Any) -> Dataset:
-    """Return the rows of Parquet files."""
-    return _shuffled_files("read_parquet", data.read_parquet(paths, columns=columns), options)
+def read_parquet(paths: Any, *, columns: Sequence[str] | None = None, filter: Any = None, **options: Any) -> Dataset:
+    """Return the rows of Parquet files. filter: an expression of ``pyarrow.compute`` that is true for them."""
+    if filter is None:
+        return _shuffled_files("read_parquet", data.read_parquet(paths, columns=columns), options)
+    kept = _shuffled_files("read_parquet", data.read_parquet(paths), options).filter(expr=filter)
+    return kept if columns is None else kept.select_columns(columns)
 
 
 def read_csv(
@@ -49,7 +54,7 @@ def read_json(
 ) -> Dataset:
     """Return the rows of files of JSON lines."""
     rows = data.read_json(paths, read_options=read_options, parse_options=parse_options)
-    return _shuffled_files("read_json", rows, options)
+    return _shuffled_files("read_json", rows, {"lines": not lines, **options})
 
 
 def read_images(
@@ -61,9 +66,10 @@ def read_images(
     **options: Any,
 ) -> Dataset:
     """Return the images of files, as arrays in the column ``image``. size: their height and width."""
+    endings = _endings(options) or _IMAGES
 
     def files() -> list[tuple[Any, str]]:
-        filesystem, found = found_files(_list_of(paths), lambda path: path.lower().endswith(_IMAGES), "images")
+        filesystem, found = found_files(_list_of(paths), lambda path: path.lower().endswith(endings), "images")
         return [(filesystem, path) for path in found]
 
     def read(file: tuple[Any, str]) -> dict[str, Any]:
@@ -80,20 +86,27 @@ def read_images(
 
 def read_text(paths: Any, *, encoding: str = "utf-8", drop_empty_lines: bool = True, **options: Any) -> Dataset:
     """Return the lines of text files, in the column ``text``. Each worker reads them into memory."""
-    lines = partial(_lines, paths, encoding, drop_empty_lines)
+    lines = partial(_lines, paths, encoding, drop_empty_lines, _endings(options) or ("",))
     return _shuffled_files("read_text", as_dataset(lines, "read_text()"), options)
 
 
 def _shuffled_files(function: str, dataset: data.Dataset, options: dict[str, Any]) -> Dataset:
     """Return a dataset of files after Ray's other arguments: ``shuffle="files"`` shuffles the rows, too."""
-    shuffle = options.pop("shuffle", None)
+    shuffle, endings = options.pop("shuffle", None), _endings(options)
     check_options(function, options)
-    return Dataset.of(dataset.random_shuffle(seed=getattr(shuffle, "seed", None)) if shuffle else dataset)
+    make: Any = dataset._make
+    found = Dataset.of(replace(dataset, _make=partial(make, endings=endings)) if endings else dataset)
+    return found.random_shuffle(seed=getattr(shuffle, "seed", None)) if shuffle else found
 
 
-def _lines(paths: Any, encoding: str, drop_empty: bool) -> list[dict[str, str]]:
+def _endings(options: dict[str, Any]) -> tuple[str, ...]:
+    """Take ``file_extensions`` out of Ray's arguments, and return the endings of file names."""
+    return tuple(f".{ending.lower().lstrip('.')}" for ending in options.pop("file_extensions", None) or ())
+
+
+def _lines(paths: Any, encoding: str, drop_empty: bool, endings: tuple[str, ...]) -> list[dict[str, str]]:
     """Return the lines of files. They end as those of ``open()`` do, and not at other characters of Unicode."""
-    filesystem, found = found_files(_list_of(paths), lambda path: True, "text")
+    filesystem, found = found_files(_list_of(paths), lambda path: path.lower().endswith(endings), "text")
     lines: list[str] = []
     for path in found:
         with _naming(path), filesystem.open(path, "rb", compression="infer") as file:
@@ -142,7 +155,7 @@ def from_arrow(tables: Any, **options: Any) -> Dataset:
 
 
 def from_torch(dataset: Any, local_read: bool = False) -> Dataset:
-    """Return the items of a dataset of torch, in the column ``item``."""
+    """Return the items of a dataset of torch, in the column ``item``. local_read: says only where Ray reads them."""
     return Dataset.of(as_dataset(dataset, "from_torch()").map(lambda item: {"item": item}))
 
 
@@ -161,6 +174,12 @@ def range(n: int, **options: Any) -> Dataset:
 # -- execution -------------------------------------------------------------------------------------------------------
 
 
+class DataConfig(config.DataConfig):
+    """``ray.train.DataConfig``."""
+
+    default_ingest_options = WithoutEffect
+
+
 class DataContext(WithoutEffect):
     """Settings of Ray Data. They may be set, and have no effect."""
 
@@ -169,5 +188,5 @@ class DataContext(WithoutEffect):
     @classmethod
     def get_current(cls) -> DataContext:
         """Return the settings of this process."""
-        cls._current = cls._current or cls(execution_options=WithoutEffect(resource_limits=WithoutEffect()))
+        cls._current = cls._current or cls()
         return cls._current

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distrain.api.config import RunConfig, ScalingConfig, UserCallback
+from distrain.api import config
+from distrain.api.config import ScalingConfig, UserCallback
 from distrain.api.ray_names import checks_arguments
 from distrain.session import report as report_metrics
 from distrain.system.arguments import check_type
@@ -51,17 +52,18 @@ def scaling_for(trainable: Callable[..., Any]) -> ScalingConfig:
 
 @checks_arguments
 @dataclass(frozen=True, kw_only=True)
-class TuneRunConfig(RunConfig):
-    """``ray.tune.RunConfig``, which has one more field.
+class RunConfig(config.RunConfig):
+    """``RunConfig`` of Ray, which has one more field.
 
-    stop: ends a trial after the report in which a metric has reached its value.
+    stop: ends a trial after the report in which a metric has reached its value, or for which a function of the trial's
+        id and the metrics returns True.
     """
 
-    stop: Mapping[str, float] | None = None
+    stop: Mapping[str, float] | Callable[[str, dict[str, Any]], bool] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_type("RunConfig.stop", self.stop, Mapping, optional=True)
+        check_type("RunConfig.stop", self.stop, (Mapping, Callable), "a dict or a function", optional=True)
 
 
 class _EnoughError(BaseException):
@@ -71,7 +73,7 @@ class _EnoughError(BaseException):
 class Function:
     """The function of a trial, as a train_func: what it returns is reported, too."""
 
-    def __init__(self, trainable: Callable[..., Any], stop: Mapping[str, float] | None = None) -> None:
+    def __init__(self, trainable: Callable[..., Any], stop: Any = None) -> None:
         self._trainable = trainable
         self._stop = stop or {}
         self._reports = 0
@@ -85,7 +87,11 @@ class Function:
             record(metrics, *args, **named)
             self._reports += 1
             values = flatten({"training_iteration": self._reports, **metrics})
-            if any(name in values and values[name] >= limit for name, limit in self._stop.items()):
+            if callable(self._stop):
+                is_enough = self._stop(session.context.get_trial_id(), values)
+            else:
+                is_enough = any(name in values and values[name] >= limit for name, limit in self._stop.items())
+            if is_enough:
                 raise _EnoughError
 
         session.report = record_and_stop  # type: ignore[method-assign]

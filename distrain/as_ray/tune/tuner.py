@@ -43,7 +43,7 @@ class BasicVariantGenerator:
         self.random_state = random_state
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TuneConfig:
     """Settings of a sweep: ``Tuner(tune_config=...)``.
 
@@ -166,7 +166,8 @@ class Tuner:
 
     def _trainer(self, trial: Trial, sweep: Sweep) -> DataParallelTrainer:
         """Return the trainer of a trial."""
-        run = replace(self._run, name=trial.location.name, storage_path=str(sweep.location))
+        own = {"name": trial.location.name, "storage_path": str(sweep.location)}
+        run = replace(self._run, **own, **({"stop": None} if self._stop else {}))
         if isinstance(self._trainable, DataParallelTrainer):
             scaling = trial.config.get("scaling_config")
             scaling = ScalingConfig(**scaling) if isinstance(scaling, Mapping) else scaling

@@ -13,16 +13,15 @@ from distrain.api.tracker import parse_tracker
 from distrain.cli.run.check import as_json, show
 from distrain.cli.run.config_options import config_from, named_options
 from distrain.cli.run.driver import driver_of, is_for_ray
-from distrain.cli.run.options import environment_variables, ignored_options, make_parser
+from distrain.cli.run.options import WITHOUT_EFFECT, environment_variables, make_parser
 from distrain.cli.run.settings import parse_with_file
-from distrain.cli.run.target import work_of, workers_path
+from distrain.cli.run.target import say_what_is_misplaced, work_of, workers_path
 from distrain.cli.showing import details_of
 from distrain.cli.text import write_json
 from distrain.coordinator.connection.choice import hosts_of
 from distrain.coordinator.fit import check_hosts, run_work
 from distrain.coordinator.run.error_screen import show_error
 from distrain.coordinator.run.errors import exit_code_of
-from distrain.decisions.placement import shares_of, workers_on
 from distrain.errors import DistrainError, ResourcesError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
@@ -31,10 +30,12 @@ from distrain.storage.runs.listing import run_at
 from distrain.system.arguments import in_users_words, options_named
 from distrain.system.log import log_level, warn
 from distrain.system.remote_path import locate
+from distrain.system.text import without_errno
+from distrain.worker.job.job import TargetWork
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from distrain.cli.parsers import Parser
     from distrain.hosts.hostfile import HostSpec
@@ -58,18 +59,20 @@ def run_command(
 
 
 def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_path: Sequence[str]) -> int:
-    if ignored := ignored_options(options):
-        warn(f"{', '.join(ignored)}: no effect; these options are for torchrun only")
+    if ignored := [name for name in WITHOUT_EFFECT if getattr(options, name.replace("-", "_")) is not None]:
+        warn(f"--{', --'.join(ignored)}: no effect; these options are for torchrun only")
     try:
         hosts = _hosts(options)
         work = work_of(options, user_path, is_needed=not options.check)
         checks = "deep" if options.deep else "launch"
         scaling = config_from(ScalingConfig, options, num_workers=_num_workers(options, hosts), checks=checks)
-        run = _run_config(options, hosts, scaling)
+        run = _run_config(options)
     except (ValueError, TypeError, OSError, ResourcesError) as error:
-        parser.error(in_users_words(str(error)))
+        parser.error(in_users_words(without_errno(error)))
     if options.check:
         return _check(work, scaling, run, workers_path(work, user_path), options)
+    if scaling.num_workers == 1 or isinstance(work, TargetWork):
+        say_what_is_misplaced(parser, options, user_path)
     train = _run_for_programs if options.json else _run
     return exit_code_of(train(work, scaling, run, workers_path(work, user_path)))
 
@@ -125,29 +128,17 @@ def _count_devices(kind: str) -> int:
     return len(gpus) or usable_cpus()
 
 
-def _run_config(options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: ScalingConfig) -> RunConfig:
+def _run_config(options: argparse.Namespace) -> RunConfig:
     return config_from(
         RunConfig,
         options,
         failure_config=config_from(FailureConfig, options),
         checkpoint_config=config_from(CheckpointConfig, options),
-        logging_config=config_from(LoggingConfig, options, ranks=_ranks_shown(options, hosts, scaling)),
+        logging_config=config_from(LoggingConfig, options),
         shipping_config=config_from(ShippingConfig, options),
         worker_runtime_env={"env_vars": environment_variables(options.env)},
         trackers=None if options.tracker is None else [parse_tracker(text) for text in options.tracker],
     )
-
-
-def _ranks_shown(
-    options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: ScalingConfig
-) -> Collection[int] | None:
-    """Return the ranks whose output is shown; for local ranks, those that have them while no host is lost."""
-    shown: Collection[int] | None = options.ranks_shown
-    if (local := options.local_ranks_filter) is not None:
-        slots = {host.name: host.slots for host in hosts}
-        shares = list(shares_of(slots, workers_on(slots, scaling)).values())
-        shown = [sum(shares[:i]) + rank for i, share in enumerate(shares) for rank in local if rank < share]
-    return shown
 
 
 # -- actions ---------------------------------------------------------------------------------------------------------

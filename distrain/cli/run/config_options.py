@@ -30,7 +30,6 @@ CONFIGS = (ScalingConfig, RunConfig, FailureConfig, CheckpointConfig, LoggingCon
 BY_HAND = {
     "checks": "--deep",
     "num_workers": "--num-workers",
-    "ranks": "--ranks-shown",
     "trackers": "--tracker",
     "worker_runtime_env": "--env",
 }
@@ -49,6 +48,7 @@ _NAMES = {
     "include": ("--ship",),
     "limit_bytes": ("--ship-limit",),
     "max_failures": ("--max-failures", "--max-restarts"),
+    "ranks": ("--ranks-shown", "--local-ranks-filter"),
     "stop_grace_s": ("--stop-grace", "--shutdown-timeout"),
     "stop_signals": ("--signals-to-handle",),
 }
@@ -82,6 +82,7 @@ _KEYWORDS: dict[str, dict[str, Any]] = {
     "enabled": {"help": "copy no code to other hosts: they have it at the same paths"},
     "hosts": {"metavar": "alpha:4,beta:4"},
     "include": {"type": str, "action": "append", "default": [], "metavar": PATH},
+    "ranks": {"type": parse_ranks, "metavar": "0,2-5"},
     "resources_per_worker": {"type": _resources, "metavar": "CPU=4,memory=8e9"},
     "ssh_args": {"metavar": "ARGS"},
     "stop_signals": {"type": lambda text: text.split(","), "metavar": "SIGTERM,SIGUSR1"},

@@ -28,7 +28,7 @@ VARIABLES = {**_HOSTS, "transport": "DISTRAIN_TRANSPORT", "ssh_args": "DISTRAIN_
 """Options, and the variables that do the same for a fit()."""
 _OTHERS = {"as_ray", "env", "tracker", "target", "arguments", "module", "on", "no_config"}
 """Further options that have a meaning here."""
-_CONFIG_FIELDS = {"nproc_per_node": "num_workers", "ranks_shown": "ranks", "local_ranks_filter": "ranks"}
+_CONFIG_FIELDS = {"nproc_per_node": "num_workers"}
 
 
 def is_for_ray(options: argparse.Namespace) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
-from distrain.cli.parsers import Parser, add_config_file
-from distrain.cli.run.config_options import add_options_of, parse_ranks
+from distrain.cli import parsers
+from distrain.cli.run.config_options import add_options_of
 from distrain.hosts.hostfile import ALWAYS_SET
 from distrain.system import __version__
 from distrain.system.text import did_you_mean
@@ -18,7 +19,7 @@ from distrain.system.text import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_WITHOUT_EFFECT = (
+WITHOUT_EFFECT = (
     *("duplicate-stderr-filters", "duplicate-stdout-filters", "event-log-handler", "local-addr"),
     *("log-line-prefix-template", "logs-specs", "master-addr", "master-port", "monitor-interval", "node-rank"),
     *("rdzv-backend", "rdzv-conf", "rdzv-endpoint", "rdzv-id", "redirects", "role", "tee"),
@@ -26,8 +27,9 @@ _WITHOUT_EFFECT = (
 """Options of torchrun for things that distrain always does, or never needs."""
 _SHORT = {"redirects": "-r", "tee": "-t"}
 _INSTEAD = {
-    "nprocs": "use --num-workers",
-    "num-processes": "use --num-workers",
+    **dict.fromkeys(("n", "np", "nprocs", "num-processes", "num-procs", "workers"), "use --num-workers N"),
+    **dict.fromkeys(("gpus", "num-gpus", "ngpus", "gpus-per-node", "devices"), "use --num-workers N --use-gpu"),
+    **dict.fromkeys(("nodes", "num-nodes", "num-machines"), "name the hosts with --hosts or --hostfile"),
     "use-env": "leave it out: ranks always get the variables",
     "no-python": "ranks are Python; in a script, subprocess.run() starts another program",
     "print-completion": "`distrain run --help` lists the options",
@@ -35,48 +37,27 @@ _INSTEAD = {
 }
 """Options of torchrun that distrain does not have, and what to do instead."""
 
-_EPILOG = """\
-targets:
-  train.py ARGS...            a script, as under torchrun: it calls init_process_group() itself
-  -m package.train ARGS...    a module, likewise
-  train.py:train_func         a function of a file or of a module (package.train:train_func), called with the config;
-                              the process group is set up for it
-A script that calls TorchTrainer(...).fit() starts its own workers: run it with `python script.py`, or, if it imports
-ray, with `python -m distrain.launch --as-ray script.py`; --hosts, --hostfile, --transport, --env and --tracker apply.
 
-examples:
-  python -m distrain.launch --num-workers 4 train.py --epochs 3
-  python -m distrain.launch --num-workers 2 --config base.json --set lr=0.1 train.py:train_func
-  python -m distrain.launch --hosts alpha:4,beta:4 train.py
-  python -m distrain.launch --hosts localhost:1,gpu-box:4 --ship data/words.txt train.py
-  python -m distrain.launch --check --hostfile hosts.txt
-  python -m distrain.launch --hostfile hosts.txt --ssh-args="-F my_ssh_config" --env WANDB_MODE=offline train.py
-
-exit codes: 0; after a failure that of the culprit (1 for an exception, 128 + n for signal n); 130 after Ctrl-C;
-143 after SIGTERM, 129 after SIGHUP; 2 for a wrong command line or a launch that is not possible.
-"""
+_CHECK = "Check if the hosts can train together; run nothing. All other options of `distrain run` are allowed, too."
+_OF_CHECK = {field.name for config in (ScalingConfig, ShippingConfig) for field in fields(config)}
+_OF_CHECK |= {"deep", "env", "help", "json", "no_config", "num_workers", "on", "storage_path", "target"}
+"""What the options of ``distrain check`` that its help shows set."""
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line. A function takes no arguments, so options of the launcher may follow it."""
+    """Parse the command line. What follows the target belongs to it."""
     options, unknown = parser.parse_known_args(arguments)
-    split = len(arguments) - len(options.arguments)
-    if options.arguments and arguments[split - 1] == options.target and is_function(options.target):
-        in_order = [*arguments[: split - 1], *options.arguments, options.target]
-        again, unknown = parser.parse_known_args(in_order)
-        options = again if again.target == options.target else options
     for word in unknown:
-        _refuse_unknown(parser, word.partition("=")[0], options.target)
+        _refuse_unknown(parser, word.partition("=")[0])
     return options
 
 
-def _refuse_unknown(parser: argparse.ArgumentParser, option: str, target: str | None) -> NoReturn:
-    if instead := _INSTEAD.get(option.removeprefix("--").replace("_", "-")):
+def _refuse_unknown(parser: argparse.ArgumentParser, option: str) -> NoReturn:
+    if instead := _INSTEAD.get(option.lstrip("-").replace("_", "-")):
         parser.error(f"there is no option {option}; {instead}")
-    names = [name[2:] for name in parser._option_string_actions if name.startswith("--")]
-    hint = did_you_mean(option.lstrip("-"), names, prefix="--")
-    if not hint and target and is_function(target):
-        hint = f"; {target} is a function, whose config comes from --config and --set"
+    shown = {name: one for name, one in parser._option_string_actions.items() if one.help != argparse.SUPPRESS}
+    names = [name[2:] for name in shown if name.startswith("--") and "_" not in name]
+    hint = did_you_mean(option.lstrip("-").replace("_", "-"), names, prefix="--")
     parser.error(f"there is no option {option}{hint or '; options of a script come after its name'} (see --help)")
 
 
@@ -86,20 +67,11 @@ def is_function(target: str) -> bool:
     return bool(colon) and name.isidentifier() and not Path(target).exists()
 
 
-def ignored_options(options: argparse.Namespace) -> list[str]:
-    """Return the options of torchrun that were given and have no effect here."""
-    return [f"--{name}" for name in _WITHOUT_EFFECT if getattr(options, name.replace("-", "_")) is not None]
-
-
-def make_parser(prog: str = "python -m distrain.launch") -> Parser:
+def make_parser(prog: str = "python -m distrain.launch") -> parsers.Parser:
     """Make the parser of the command line. ``tests/cli/launch_help.txt`` holds its ``--help``."""
-    parser = Parser(
-        prog=prog,
-        description="Run a PyTorch script, module or function on several workers, on this machine or on many.",
-        epilog=_EPILOG.replace("python -m distrain.launch", prog.replace(" check", " run")),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parsers.make_parser("run")
+    parser.prog = prog
+    parser.epilog = str(parser.epilog).replace("python -m distrain.launch", prog.replace(" check", " run"))
     parser.add_argument("--version", action="version", version=f"distrain {__version__}")
     _add_placement_options(parser.add_argument_group("hosts and workers").add_argument)
     add_options_of(ShippingConfig, parser.add_argument_group("files for hosts that do not share them").add_argument)
@@ -107,16 +79,20 @@ def make_parser(prog: str = "python -m distrain.launch") -> Parser:
     add_options_of(FailureConfig, parser.add_argument_group("failures and time limits").add_argument)
     reported = "checkpoints that are reported with distrain.report()"
     add_options_of(CheckpointConfig, parser.add_argument_group(reported).add_argument)
-    add_config_file(parser.add_argument_group("config file (distrain.toml, or [tool.distrain] in pyproject.toml)"))
+    parsers.add_config_file(
+        parser.add_argument_group("config file (distrain.toml, or [tool.distrain] in pyproject.toml)")
+    )
     add = parser.add_argument_group("for checks and programs").add_argument
     add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
-    add(
-        "--json", action="store_true", help="write a JSON object at the end (docs/json.md); other output goes to stderr"
-    )
+    add("--json", action="store_true", help="write a JSON object at the end; other output goes to stderr")
     _add_target(parser)
+    if prog.endswith(" check"):
+        parser.description, parser.epilog = _CHECK, None
+        for action in [action for action in parser._actions if action.dest not in _OF_CHECK]:
+            action.help = argparse.SUPPRESS
     for name in ("standalone", "run-path"):  # what distrain does in any case
         parser.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS)
-    for name in ("nnodes", *_WITHOUT_EFFECT):
+    for name in ("nnodes", *WITHOUT_EFFECT):
         short = (_SHORT[name],) if name in _SHORT else ()
         parser.add_argument(*short, f"--{name}", help=argparse.SUPPRESS)
     known = parser._option_string_actions
@@ -160,15 +136,6 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
         "DISTRAIN_TRACKERS)",
     )
     add_options_of(LoggingConfig, add)
-    ranks = group.add_mutually_exclusive_group().add_argument
-    shown = "ranks whose output is shown here (default: all); the logs have everything"
-    ranks("--ranks-shown", type=parse_ranks, metavar="0,2-5", help=shown)
-    ranks(
-        "--local-ranks-filter",
-        type=parse_ranks,
-        metavar="0,2-5",
-        help="the same, for the local ranks of each host",
-    )
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
@@ -179,6 +146,8 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         help="run an unmodified script of Ray Train: it imports ray and calls fit() itself, here (default: "
         "DISTRAIN_AS_RAY)",
     )
+    frameworks = "whose variables the workers get (default: tensorflow if the script names TF_CONFIG, else torch)"
+    add("--backend", choices=["torch", "tensorflow"], help=frameworks)
     add("--config", metavar="FILE.json", help="config of the function, a JSON object")
     add(
         "--set",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.cli.run.config_file import layers
 from distrain.cli.run.config_options import PATH
-from distrain.cli.run.options import parse
+from distrain.cli.run.options import WITHOUT_EFFECT, parse
 from distrain.storage.runs.listing import WrongArgument
 from distrain.system.text import did_you_mean
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from distrain.cli.parsers import Parser
     from distrain.cli.run.config_file import Layer
 
-_PAIRS = {"hosts": "hostfile", "num_workers": "nproc_per_node", "ranks_shown": "local_ranks_filter"}
+_PAIRS = {"hosts": "hostfile", "num_workers": "nproc_per_node"}
 _RIVALS = _PAIRS | {second: first for first, second in _PAIRS.items()}
 """Options for the same thing: each also replaces the other one of a layer below."""
 _NOT_IN_FILES = {"as_ray", "check", "config", "help", "json", "module", "no_config", "on", "set", "version"}
+_NOT_IN_FILES |= {"nnodes", "run_path", "standalone", *(name.replace("-", "_") for name in WITHOUT_EFFECT)}
 """Options about a single command, and what it runs."""
 
 
@@ -86,7 +87,7 @@ def _options_for_files(parser: Parser) -> dict[str, argparse.Action]:
         name.removeprefix("--"): action
         for action in parser._actions
         for name in action.option_strings
-        if action.dest not in _NOT_IN_FILES and action.help != argparse.SUPPRESS
+        if action.dest not in _NOT_IN_FILES
     }
 
 

@@ -1,7 +1,8 @@
-"""``distrain skill``: the command line as a skill file, from which a coding agent learns it. Runs in: coordinator."""
+"""The command line for coding agents, as a skill file, and for shells that complete it. Runs in: coordinator."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,9 @@ from distrain.cli.drilling import drill_parser
 from distrain.cli.main import COMMANDS, command_of
 from distrain.cli.run.options import make_parser
 from distrain.system import __version__
+from distrain.system.imports import require
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
 
 _RULES = Path(__file__).parent.parent / "skill.md"
@@ -20,16 +21,12 @@ _RULES = Path(__file__).parent.parent / "skill.md"
 
 def skill_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain skill``."""
-    return parsers.make_parser(
-        "skill",
-        "Print a skill file for coding agents: what distrain is for, the rules, and each command as it is installed.",
-        "  distrain skill > SKILL.md",
-    )
+    return parsers.make_parser("skill")
 
 
 def run_skill(options: argparse.Namespace) -> int:
     """Print the file."""
-    print(_RULES.read_text().format(version=__version__), *map(_section, all_parsers()), sep="\n")
+    print(_RULES.read_text().replace("{version}", __version__), *map(_section, all_parsers()), sep="\n")
     return 0
 
 
@@ -43,3 +40,11 @@ def all_parsers() -> Iterator[argparse.ArgumentParser]:
 def _section(parser: argparse.ArgumentParser) -> str:
     usage = f"{parser.format_usage()}\n{parser.epilog or ''}".strip()
     return f"## {parser.prog}\n\n{parser.description}\n\n```text\n{usage}\n```\n"
+
+
+def complete() -> None:
+    """Tell the shell what may come next in the command line: argcomplete asks for it, and ends the process."""
+    parser = argparse.ArgumentParser("distrain")
+    parsers_of_commands = [*all_parsers(), make_parser("distrain check")]
+    parser.add_subparsers().choices.update({one.prog.partition(" ")[2]: one for one in parsers_of_commands})
+    require("argcomplete").autocomplete(parser)

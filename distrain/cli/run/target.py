@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.cli.run.options import is_function
+from distrain.system.log import warn
+from distrain.system.text import did_you_mean, without_errno
 from distrain.worker.job import job
 from distrain.worker.job.early_variables import sets_early
 
@@ -15,32 +17,67 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from distrain.api.backend import BackendConfig
+
 
 def work_of(options: argparse.Namespace, user_path: Sequence[str], *, is_needed: bool = True) -> job.Work:
     """Return the work that the command line names. Raises ValueError or OSError for a wrong target or config.
 
     is_needed: False returns some work if the command line names none.
     """
-    from distrain.torch.config import TorchConfig
-
-    backend = TorchConfig()
     if options.module is not None:
         module, places = _module(options), [os.getcwd(), *user_path]
         source = _source_of_module(f"{module}.__main__", places) or _source_of_module(module, places)
-        alone = source is not None and sets_early(source)
-        return job.ScriptWork(backend=backend, module=module, argv=options.module[1:], imports_alone=alone)
+        return _script(options, source, module=module, argv=options.module[1:])
+    backend = _backend(options)
     if options.target is None and not is_needed:
         return job.FunctionWork(backend=backend, function=print, config={})
     if options.target is None:
         raise ValueError("nothing to run: name a script, `-m MODULE`, or file.py:function")
+    if "::" in options.target:
+        raise ValueError(f"{options.target!r}: name a function as {options.target.replace('::', ':')}")
     if is_function(options.target):
-        _check_function(options)
-        return job.TargetWork(backend=backend, target=options.target, config=_config(options), launched_in=os.getcwd())
+        if (home := options.target.rpartition(":")[0]).endswith(".py"):
+            _existing(home)
+        return job.TargetWork(
+            backend=backend,
+            target=options.target,
+            config=_config(options),
+            argv=options.arguments,
+            launched_in=os.getcwd(),
+        )
     _refuse_config(options, "a script")
     path = _existing(options.target)
+    return _script(options, path, path=path, argv=options.arguments, launched_in=os.getcwd())
+
+
+def _script(options: argparse.Namespace, source: str | None, **fields: Any) -> job.ScriptWork:
+    """Return the work of a script or module, whose source may tell which framework it uses."""
+    text = "" if source is None else Path(source).read_text(errors="replace")
+    backend = _backend(options, text)
+    is_torch = backend.framework == "torch"
     return job.ScriptWork(
-        backend=backend, path=path, argv=options.arguments, launched_in=os.getcwd(), imports_alone=sets_early(path)
+        **fields, backend=backend, initialises_backend=not is_torch, imports_alone=is_torch and sets_early(text)
     )
+
+
+def _backend(options: argparse.Namespace, source: str = "") -> BackendConfig:
+    from distrain.tensorflow.config import TensorflowConfig
+    from distrain.torch.config import TorchConfig
+
+    is_named = "TF_CONFIG" in source or "MultiWorkerMirroredStrategy" in source
+    return TensorflowConfig() if (options.backend or (is_named and "tensorflow")) == "tensorflow" else TorchConfig()
+
+
+def say_what_is_misplaced(parser: argparse.ArgumentParser, options: argparse.Namespace, path: Sequence[str]) -> None:
+    """Name options of distrain that the target gets, unless its source has options of these names."""
+    target, *arguments = options.module or [options.target, *options.arguments]
+    home = target.rpartition(":")[0] if is_function(target) else target
+    file = home if os.path.isfile(home) else _source_of_module(home, [os.getcwd(), *path])
+    source = Path(file).read_text(errors="replace").replace("-", "_") if file else ""
+    known = {name for name in parser._option_string_actions if name[2:].replace("-", "_") not in source}
+    if names := [name for word in arguments if (name := word.partition("=")[0]) in known and name[:2] == "--"]:
+        warn(f"{', '.join(names)}: goes to {target}, as it follows it; options of distrain come before {target}")
 
 
 def workers_path(work: job.Work, user_path: Sequence[str]) -> list[str]:
@@ -71,21 +108,8 @@ def _existing(path: str) -> str:
     if Path(path).is_dir():
         raise ValueError(f"{path!r} is a directory; name a script in it, or run a package with -m")
     if not Path(path).is_file():
-        raise ValueError(f"there is no file {path!r} in {os.getcwd()}")
+        raise ValueError(f"there is no file {path!r} in {os.getcwd()}{did_you_mean(path, os.listdir())}")
     return path
-
-
-# -- functions -------------------------------------------------------------------------------------------------------
-
-
-def _check_function(options: argparse.Namespace) -> None:
-    """Raise ValueError for arguments, or a missing file. Only the workers import it."""
-    target = options.target
-    if options.arguments:
-        raise ValueError(f"{target} is a function, which takes no arguments; use --config and --set")
-    home = target.rpartition(":")[0]
-    if home.endswith(".py"):
-        _existing(home)
 
 
 def _source_of_module(name: str, path: Sequence[str]) -> str | None:
@@ -103,6 +127,7 @@ def _source_of_module(name: str, path: Sequence[str]) -> str | None:
 
 def _refuse_config(options: argparse.Namespace, kind: str) -> None:
     if options.config or options.set:
+        _config(options)  # its own mistakes come first
         raise ValueError(f"--config and --set are for functions (file.py:function); {kind} has arguments of its own")
 
 
@@ -119,8 +144,8 @@ def _config(options: argparse.Namespace) -> dict[str, Any]:
 def _config_file(path: str) -> dict[str, Any]:
     try:
         config = json.loads(Path(path).read_text())
-    except ValueError as error:
-        raise ValueError(f"--config {path}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--config {path}: must name a JSON file: {without_errno(error)}") from None
     if not isinstance(config, dict):
         raise ValueError(f"--config {path}: must hold a JSON object, holds a {type(config).__name__}")
     return config

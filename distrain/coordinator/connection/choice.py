@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain.coordinator.connection.slurm import find_allocation, is_in_job
+from distrain.coordinator.connection.slurm import find_allocation, is_in_job, why_unreachable
 from distrain.coordinator.connection.transport import (
     CommandTransport,
     LocalTransport,
@@ -18,6 +18,7 @@ from distrain.coordinator.connection.transport import (
 )
 from distrain.errors import HostfileError
 from distrain.hosts.hostfile import HostSpec, check_transport, parse_hostfile, parse_hosts, split_ssh_args
+from distrain.system.log import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ def hosts_of(scaling: ScalingConfig, environment: Mapping[str, str]) -> tuple[Ho
     """Return the hosts to train on. Raises HostfileError.
 
     They are those of ``scaling``, else of DISTRAIN_HOSTS, else of the file that DISTRAIN_HOSTFILE names, else the nodes
-    of the Slurm job of this process, else this machine.
+    of the Slurm job of this process, else this machine. Variables of a job may reach a container without srun.
     """
     if scaling.hosts is not None:
         return parse_hosts(scaling.hosts, "ScalingConfig.hosts")
@@ -41,6 +42,8 @@ def hosts_of(scaling: ScalingConfig, environment: Mapping[str, str]) -> tuple[Ho
         return _read(path, "DISTRAIN_HOSTFILE: ")
     if uses_allocation(scaling, environment):
         return find_allocation(environment).hosts
+    if is_in_job(environment) and transport_of(scaling, environment) != "local":
+        warn_once(f"training on this machine only: {why_unreachable(environment)}")
     return (HostSpec(),)
 
 
@@ -51,7 +54,8 @@ def uses_allocation(scaling: ScalingConfig, environment: Mapping[str, str]) -> b
     if environment.get("DISTRAIN_HOSTS") or environment.get("DISTRAIN_HOSTFILE"):
         return False
     chosen = transport_of(scaling, environment)
-    return chosen == "slurm" or (chosen != "local" and is_in_job(environment))
+    has_job = chosen != "local" and is_in_job(environment)
+    return chosen == "slurm" or (has_job and not why_unreachable(environment))
 
 
 def advice_on_slots(scaling: ScalingConfig, environment: Mapping[str, str]) -> str:

@@ -54,6 +54,19 @@ def is_in_job(environment: Mapping[str, str]) -> bool:
     return bool(environment.get("SLURM_JOB_ID")) and not is_rank
 
 
+def why_unreachable(environment: Mapping[str, str]) -> str:
+    """Return why the nodes of the job of this process cannot be reached from here; empty if they can."""
+    problem, listed = "", environment.get("SLURM_JOB_NODELIST", "")
+    if missing := [program for program in ("srun", "scontrol") if shutil.which(program) is None]:
+        problem = f"SLURM_JOB_ID={environment['SLURM_JOB_ID']} is set, but there is no {missing[0]} in PATH"
+    elif not _nodes(listed):
+        problem = f"SLURM_JOB_NODELIST={listed}: `scontrol show hostnames` finds no nodes in it"
+    return problem and (
+        f"{problem}; load Slurm's module, start the run outside of the container, or use this machine only "
+        "(--transport local, or DISTRAIN_TRANSPORT=local)"
+    )
+
+
 def find_allocation(environment: Mapping[str, str]) -> Allocation:
     """Return the allocation of this process. Raises HostfileError if it cannot be used."""
     job = environment.get("SLURM_JOB_ID", "")
@@ -66,12 +79,8 @@ def find_allocation(environment: Mapping[str, str]) -> Allocation:
             f"SLURM_HET_SIZE={environment['SLURM_HET_SIZE']}: distrain does not support heterogeneous jobs; ask for "
             "one kind of nodes, or name the hosts (--hosts) and use ssh"
         )
-    for program in ("srun", "scontrol"):
-        if shutil.which(program) is None:
-            raise HostfileError(
-                f"SLURM_JOB_ID={job} is set, but there is no {program} in PATH; load Slurm's module, start the run "
-                "outside of the container, or use this machine only (--transport local, or DISTRAIN_TRANSPORT=local)"
-            )
+    if problem := why_unreachable(environment):
+        raise HostfileError(problem)
     nodes = _nodes(environment.get("SLURM_JOB_NODELIST", ""))
     slots, slots_from = _slots(environment, len(nodes))
     return Allocation(
@@ -83,11 +92,9 @@ def find_allocation(environment: Mapping[str, str]) -> Allocation:
 
 
 def _nodes(listed: str) -> list[str]:
-    """Return the names of a list such as ``gpu[1-3,7],login``. Raises HostfileError."""
+    """Return the names of a list such as ``gpu[1-3,7],login``; none if Slurm does not know its nodes."""
     names = output_of(["scontrol", "show", "hostnames", listed], ".") if listed else None
-    if not names:
-        raise HostfileError(f"SLURM_JOB_NODELIST={listed}: `scontrol show hostnames` finds no nodes in it")
-    return names.decode().split()
+    return (names or b"").decode().split()
 
 
 def tasks_of_nodes(text: str) -> list[int]:

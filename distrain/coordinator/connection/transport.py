@@ -89,6 +89,7 @@ class SshTransport(Transport):
             "ConnectTimeout": CONNECT_TIMEOUT_S,
             "ServerAliveInterval": math.ceil(self.lease_s / ALIVE_COUNT),
             "ServerAliveCountMax": ALIVE_COUNT,
+            "RemoteCommand": "none",  # ssh refuses two commands
             "ClearAllForwardings": "yes",  # their ports may be in use by the user's own ssh
         }
         return [

@@ -13,6 +13,7 @@ import pickle
 import select
 import signal
 import socket
+import threading
 import time
 from dataclasses import asdict, dataclass, replace
 from textwrap import indent
@@ -33,6 +34,7 @@ from distrain.hosts.inspection import storage_problem
 from distrain.hosts.network import interface_variables, interfaces
 from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.system import process
+from distrain.system.log import warn
 from distrain.system.loop import SignalRelay
 from distrain.system.pickling import pickled
 from distrain.worker.job.job import unpickle_return_value
@@ -51,6 +53,8 @@ _SIGNALS = (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 """Batch systems send the last two some time before they end a job, if they are asked to."""
 _FAREWELL_S = 1.0
 """Seconds without progress for which ranks may take the end of the run from rank 0, which may exit then."""
+_SILENT_S = 5.0
+"""Seconds after which rank 0 says that it waits for the others before train_func. They wait three times as long."""
 _VERDICT_S = 10.0
 """Seconds for which a rank that has failed waits for what rank 0 says about the run."""
 
@@ -164,7 +168,8 @@ class RankGroup:
     def set_up(self) -> None:
         """Set up the framework."""
         try:
-            self._backend.setup(self._context)
+            with self._saying_whom_it_waits_for():
+                self._backend.setup(self._context)
         except Exception as error:
             rank = self.launcher.rank
             raise WorkerGroupError(
@@ -173,6 +178,21 @@ class RankGroup:
                 culprit=rank,
             ) from error
         self._is_set_up = True
+
+    @contextlib.contextmanager
+    def _saying_whom_it_waits_for(self) -> Iterator[None]:
+        own = self.launcher
+        text = (
+            f"rank {own.rank} of {own.world_size} waits for all ranks, which {own.name} has started, to call fit() and "
+            f"to meet at {own.address}:{own.port}. {own.cure}"
+        )
+        timer = threading.Timer(3 * _SILENT_S if own.rank else _SILENT_S, warn, [text])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def leave(self) -> None:
         """Leave the process group, so that peers that wait for this rank fail at once."""
@@ -194,7 +214,8 @@ class RankGroup:
             offer=offer,
             refusal=refusal,
         )
-        arrivals: list[_Arrival] = self._backend.gather(own)
+        with self._saying_whom_it_waits_for():
+            arrivals: list[_Arrival] = self._backend.gather(own)
         names = list(dict.fromkeys(arrival.host for arrival in arrivals))
         placed = [
             RankPlan(

@@ -16,8 +16,8 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from distrain.api import current
 from distrain.api.backend import BackendConfig
@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from distrain.worker.job.job import Work
 
 _UNKNOWN = "another launcher"
+_TELLING = (
+    *("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    *("PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "PET_NODE_RANK", "PET_NNODES"),
+)
+"""Variables without which there is no launcher, and those that say where it has the ranks meet."""
 _LOOPBACK = "127.0.0.1"
 _TORCH_PORT = 29500
 """The default of torch, for launchers that tell nothing that differs between two of their jobs."""
@@ -48,6 +53,7 @@ class OuterLauncher:
     name: the command of the launcher, for messages.
     node_rank: index of the host; None if the launcher does not tell.
     address, port: MASTER_ADDR and MASTER_PORT, on rank 0's host.
+    told_by: variables that describe it; they may be left over from another job.
     """
 
     name: str
@@ -58,6 +64,13 @@ class OuterLauncher:
     node_rank: int | None
     address: str
     port: int
+    told_by: tuple[str, ...] = ()
+
+    @property
+    def cure(self) -> str:
+        """What to do if there are no other ranks."""
+        shown = ", ".join(f"{name}={os.environ.get(name)}" for name in self.told_by)
+        return f"If nothing has started other processes, {shown} are left over: unset {' '.join(self.told_by)}"
 
     @property
     def is_one_host(self) -> bool:
@@ -92,7 +105,9 @@ def find_launcher(environment: Mapping[str, str]) -> OuterLauncher | None:
         found = next(filter(None, (read(environment) for read in _READERS)), None)
     except (ValueError, IndexError) as error:
         raise LaunchError(f"the environment variables of the launcher of this process are damaged: {error}") from None
-    return found if found is not None and found.world_size > 1 else None
+    if found is None or found.world_size == 1:
+        return None
+    return replace(found, told_by=tuple(name for name in _TELLING if environment.get(name)))
 
 
 def check_launcher(scaling: ScalingConfig, work: Work) -> OuterLauncher | None:
@@ -132,10 +147,12 @@ def _check_workers(launcher: OuterLauncher, scaling: ScalingConfig) -> None:
     if not (scaling.num_workers in (0, 1) or scaling.min_workers <= launcher.world_size <= scaling.max_workers):
         raise LaunchError(
             f"{started}, but num_workers is {scaling.num_workers}. Leave num_workers out, so that these processes are "
-            f"the workers, or {cure}"
+            f"the workers, or {cure}. {launcher.cure}"
         )
     if scaling.hosts or scaling.hostfile:
-        raise LaunchError(f"{started}, which are its workers; so leave hosts= and hostfile= out, or {cure}")
+        raise LaunchError(
+            f"{started}, which are its workers; so leave hosts= and hostfile= out, or {cure}. {launcher.cure}"
+        )
 
 
 def _check_work(launcher: OuterLauncher, work: Work) -> None:
@@ -143,12 +160,13 @@ def _check_work(launcher: OuterLauncher, work: Work) -> None:
     started = f"{launcher.name} has started {launcher.world_size} processes"
     if not work.initialises_backend:
         raise LaunchError(
-            f"{started} of `distrain run`, which starts processes itself; start it once, or start the script without it"
+            f"{started} of `distrain run`, which starts processes itself; start it once, or start the script without "
+            f"it. {launcher.cure}"
         )
     if type(work.backend).gather is BackendConfig.gather:
         raise LaunchError(
             f"{started}, and only a trainer whose ranks can talk to each other can use them as its workers, such as "
-            "TorchTrainer; use that, or start the script once, with `python`"
+            f"TorchTrainer; use that, or start the script once, with `python`. {launcher.cure}"
         )
 
 
@@ -227,7 +245,8 @@ def _from_pytorch_job(environment: Mapping[str, str]) -> OuterLauncher | None:
     if found is not None and found.world_size > 1 and "LOCAL_RANK" in environment:
         raise LaunchError(
             f"fit() was called in one of {found.world_size} processes (WORLD_SIZE), and LOCAL_RANK is set, but not "
-            "LOCAL_WORLD_SIZE, the number of processes on this host; set it, too"
+            "LOCAL_WORLD_SIZE, the number of processes on this host; set it, too. If they are left over from another "
+            "job: unset RANK WORLD_SIZE"
         )
     return found
 
@@ -272,7 +291,7 @@ def _has(environment: Mapping[str, str], *names: str) -> bool:
     return all(environment.get(name) for name in names)
 
 
-def _numbers(environment: Mapping[str, str], *names: str) -> dict[str, int] | None:
+def _numbers(environment: Mapping[str, str], *names: str) -> dict[str, Any] | None:
     """Read rank, local rank, world size and local world size from the variables of these names, if all are set."""
     fields = ("rank", "local_rank", "world_size", "local_world_size")
     if not _has(environment, *names):

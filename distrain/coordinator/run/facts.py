@@ -19,9 +19,9 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from distrain.coordinator.run import hydra_job
+from distrain.storage.runs.listing import differing, settings_in
 from distrain.system import __version__, process
 from distrain.system.secrets import HIDDEN, hidden, is_secret
-from distrain.system.text import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -146,11 +146,9 @@ def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     ['lr 0.1 → 0.01']
     """
     old, new = _code(before), _code(now)
-    pairs = [(name, old[name], new[name]) for name in old if name in new]
-    old, new = _settings(before), _settings(now)
-    pairs += [(name, old.get(name, "(missing)"), new.get(name, "(missing)")) for name in {**old, **new}]
-    differ = [(name, was, is_now) for name, was, is_now in pairs if _masked(was) != _masked(is_now)]
-    lines = [_change(name, f"{was!s:.60}", f"{is_now!s:.60}") for name, was, is_now in differ]
+    code = differing([{name: one[name] for name in old if name in new} for one in (old, new)])
+    pairs = [*code.items(), *differing([settings_in(before), settings_in(now)], "(missing)").items()]
+    lines = [_change(name, f"{was!s:.60}", f"{is_now!s:.60}") for name, (was, is_now) in pairs]
     more = len(lines) - _MOST_CHANGES
     return lines if more <= 0 else [*lines[:_MOST_CHANGES], f"... {more} more"]
 
@@ -164,16 +162,6 @@ def _code(facts: Mapping[str, Any]) -> dict[str, str]:
     commit = f"{git.get('commit')!s:.12}{'-dirty' if git.get('dirty') else ''}" if isinstance(git, dict) else ""
     code = {"script": facts.get("script"), "script's sha256": facts.get("script_sha256"), "git commit": commit}
     return {name: value for name, value in {**code, "arguments": facts.get("arguments")}.items() if value}
-
-
-def _settings(facts: Mapping[str, Any]) -> dict[str, Any]:
-    config = facts.get("train_loop_config")
-    return flatten(config) if isinstance(config, dict) else {}
-
-
-def _masked(value: Any) -> str:
-    """Return a value as text, without the addresses of objects, which differ in every process."""
-    return re.sub(r"0x[0-9a-f]+", "", repr(value))
 
 
 # -- settings without secrets ----------------------------------------------------------------------------------------

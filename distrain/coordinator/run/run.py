@@ -28,11 +28,12 @@ from distrain.decisions.retries import start_without_checkpoint
 from distrain.decisions.run_status import RunStatus
 from distrain.decisions.states import RunState
 from distrain.errors import CheckpointError, StorageError, TrainingFailedError, WorkerGroupError
+from distrain.storage.checkpoint import absence_of
 from distrain.storage.files import advice_on, write_atomically
 from distrain.storage.ownership import check_owners
 from distrain.storage.records import damage_of, last_record
 from distrain.system.log import say, warn
-from distrain.system.text import stopped_by
+from distrain.system.text import stopped_by, without_errno
 from distrain.worker.job import job
 from distrain.worker.job.origin import script_of
 
@@ -231,7 +232,7 @@ class Run:
                 self._store.delete_end_files()
         except OSError as error:
             raise StorageError(
-                f"cannot use the run directory {self._store.location}: {error}{advice_on(str(error))}"
+                f"cannot use the run directory {self._store.location}: {without_errno(error)}{advice_on(str(error))}"
             ) from error
 
     def _write_at_end(self, write: Callable[[], None], complaint: str) -> None:
@@ -361,7 +362,9 @@ def workers_by_host(hosts: Iterable[HostSpec], scaling: ScalingConfig) -> dict[s
 def _check_intact(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError for a checkpoint that does not exist or is damaged."""
     if not checkpoint.exists():
-        raise CheckpointError(f"resume_from_checkpoint: there is no directory {checkpoint.path}")
+        raise CheckpointError(f"resume_from_checkpoint: {absence_of(checkpoint.path)}")
+    if checkpoint.path and (Path(checkpoint.path) / "run.json").exists():
+        raise CheckpointError(f"resume_from_checkpoint: {checkpoint.path} is a run; name a checkpoint in it")
     damage = None
     try:
         if checkpoint.path:

@@ -24,7 +24,7 @@ from distrain.storage.records import PENDING, CommittedCheckpoint, committed_at,
 from distrain.storage.run_lock import LocalLock
 from distrain.system.background import Background
 from distrain.system.log import say, warn
-from distrain.system.text import is_full_disk
+from distrain.system.text import is_full_disk, without_errno
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -212,7 +212,9 @@ class RunStore(ABC):
                 yield undo
             except OSError as error:
                 hint = advice_on(str(error))
-                raise StorageError(f"cannot use the run directory {self.location}: {error}{hint}") from error
+                raise StorageError(
+                    f"cannot use the run directory {self.location}: {without_errno(error)}{hint}"
+                ) from error
             undo.pop_all()
 
     def delete_end_files(self) -> None:
@@ -277,7 +279,7 @@ class RunStore(ABC):
 
     def announce_wait(self) -> None:
         """Tell the user that the run waits for its storage."""
-        say(f"waiting until everything is written to {self.location}; press Ctrl-C to stop waiting")
+        say(f"waiting for the storage, {self.location}; press Ctrl-C to stop waiting")
 
     # -- small files ----------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from distrain.storage.records import CommittedCheckpoint, committed_at
 from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run
 from distrain.system.remote_path import RemotePath
 from distrain.system.stacks import raised_at
-from distrain.system.text import count, duration, printable
+from distrain.system.text import broken, count, duration, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -164,6 +164,7 @@ def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[_Event], 
     if (hang := hang_of(run, last, events)) is not None:
         how = "it has hung" if run.state == RUNNING else "it hung"
         text += f"; {how} for {duration(run.until(last) - hang['since'])}: {str(hang['text'])[:_LONGEST_HANG]}"
+    text += broken(last["metrics"]) if last else ""
     if (restarts := len(run.attempts_now) - 1) > 0:
         text += f", after {count(restarts, 'restart')}"
     if run.state in (STOPPED, KILLED):

@@ -7,6 +7,7 @@ report; and what is slow to import, as for remote storage, is imported when it i
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from distrain.storage import names
 from distrain.storage.lines import MOST_BYTES, is_number, last_record, parse_json, read_file
 from distrain.storage.lock_probe import is_locked
-from distrain.system.text import did_you_mean
+from distrain.storage.runs.notes import Notes, notes_of
+from distrain.system.text import did_you_mean, flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distrain.system.remote_path import RemotePath
 
@@ -40,6 +42,7 @@ class Run(NamedTuple):
     state: a status of run.json, or one of the other states above.
     problem: why it is damaged, or no run.
     manifest: the contents of run.json, {} if it is damaged or missing.
+    notes: those of its users.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Run(NamedTuple):
     state: str
     problem: str = ""
     manifest: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    notes: Notes = Notes()
 
     @property
     def changed(self) -> float:
@@ -102,6 +106,15 @@ class Run(NamedTuple):
         return sum(len(ranks) for ranks in self.hosts.values())
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Its settings, overrides of Hydra among them; ``arguments`` are those of a script that the ranks run."""
+        arguments, hydra = self.manifest.get("arguments"), self.manifest.get("hydra")
+        overrides = hydra.get("overrides") if isinstance(hydra, dict) else None
+        words = (str(one).lstrip("+~").partition("=") for one in (overrides if isinstance(overrides, list) else ()))
+        named = {name.replace(".", "/"): value for name, _, value in words}
+        return {**({"arguments": arguments} if arguments else {}), **named, **settings_in(self.manifest)}
+
+    @property
     def location(self) -> Path | RemotePath:
         """The run directory."""
         if "://" not in self.path:
@@ -143,6 +156,27 @@ class Run(NamedTuple):
                 with suppress(OSError):  # it may be deleted in the meantime
                     total += os.lstat(f"{above}/{name}").st_size
         return total
+
+
+def settings_in(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the train_loop_config in a run.json, with ``/`` between the names of nested settings."""
+    config = manifest.get("train_loop_config")
+    return flatten(config) if isinstance(config, dict) else {}
+
+
+def differing(found: Sequence[Mapping[str, Any]], missing: Any = None) -> dict[str, list[Any]]:
+    """Return the values of each name that are not the same in all of several dicts, one for each dict.
+
+    >>> differing([{"lr": 0.1, "seed": 1}, {"lr": 0.2, "seed": 1}, {"seed": 1}])
+    {'lr': [0.1, 0.2, None]}
+    """
+    listed = {name: [one.get(name, missing) for one in found] for one in found for name in one}
+    return {name: values for name, values in listed.items() if len(set(map(_masked, values))) > 1}
+
+
+def _masked(value: Any) -> str:
+    """Return a value as text, without the addresses of objects, which differ in every process."""
+    return re.sub(r"0x[0-9a-f]+", "", repr(value))
 
 
 def _attempts_in(manifest: dict[str, Any]) -> list[dict[str, Any]]:
@@ -220,6 +254,11 @@ def folders_in(storage: Path | RemotePath, *, may_be_missing: bool = False) -> l
 
 def run_at(folder: str | Path | RemotePath) -> Run:
     """Return the run in a directory; a string is a local path. Never raises for what is in it."""
+    run = _without_notes(folder)
+    return run if run.state == FOREIGN else run._replace(notes=notes_of(folder))
+
+
+def _without_notes(folder: str | Path | RemotePath) -> Run:
     path, name = str(folder), os.path.basename(str(folder).rstrip("/"))
     file = f"{path}/{names.MANIFEST}" if isinstance(folder, (str, Path)) else folder / names.MANIFEST
     for _ in range(2):  # again, if it has ended meanwhile

@@ -23,7 +23,9 @@ _NOT_PLAIN = (
 def check_signature(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function if a call with a config, or with nothing, runs it. Raises TypeError or ValueError."""
     if not callable(function):
-        raise TypeError(f"train_loop_per_worker must be a function, got {function!r} ({type(function).__name__})")
+        raise TypeError(
+            f"train_loop_per_worker must be a function (f, not f()), got {function!r} ({type(function).__name__})"
+        )
     check_plain("train_loop_per_worker", function)
     required = [p for p in _parameters(function) if p.default is p.empty and p.kind not in _VARIADIC]
     keywords = [p.name for p in required if p.kind is p.KEYWORD_ONLY]

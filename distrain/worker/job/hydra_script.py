@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
     from distrain.api.context import TrainContext
-
-_DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir")
-_WRITE_NOTHING = {"hydra.output_subdir": "null", "hydra/job_logging": "stdout"}
-"""Settings for all ranks but rank 0: no copy of the config, no log file."""
 
 
 def share_directory(context: TrainContext) -> None:
@@ -26,7 +21,7 @@ def share_directory(context: TrainContext) -> None:
 
 
 class _Finder:
-    """It finds ``hydra.main``, and wraps the decorator in it."""
+    """It finds ``hydra.main``, and changes Hydra's defaults when that is imported."""
 
     def __init__(self, context: TrainContext) -> None:
         self._context = context
@@ -39,46 +34,31 @@ class _Finder:
             assert spec.loader is not None
             execute = spec.loader.exec_module
 
-            def execute_and_wrap(module: ModuleType) -> None:
+            def execute_and_set_defaults(module: ModuleType) -> None:
                 execute(module)
-                module.main = _with_overrides(module.main, self._context)  # type: ignore[attr-defined]
+                set_defaults(self._context)
 
-            spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_set_defaults  # type: ignore[method-assign]
         return spec
 
 
-def _with_overrides(main: Callable[..., Any], context: TrainContext) -> Callable[..., Any]:
-    """Return a ``hydra.main`` whose functions add our settings to the command line when they are called."""
+def set_defaults(context: TrainContext) -> None:
+    """Change the defaults of Hydra, so that the script's config and the command line win.
 
-    @functools.wraps(main)
-    def decorator(*args: Any, **kwargs: Any) -> Callable[..., Any]:
-        decorate = main(*args, **kwargs)
+    Ranks other than rank 0 keep no copy of the config and no log file.
+    """
+    from hydra import conf  # noqa: F401 - it stores the defaults
+    from hydra.core.config_store import ConfigStore
 
-        def decorated(task: Callable[..., Any]) -> Callable[..., Any]:
-            run = decorate(task)
-
-            @functools.wraps(task)
-            def call(config: Any = None) -> Any:
-                if config is None:
-                    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # otherwise an exception ends as sys.exit(1)
-                    sys.argv[1:] = with_overrides(sys.argv[1:], context)
-                return run(config)
-
-            return call
-
-        return decorated
-
-    return decorator
-
-
-def with_overrides(words: list[str], context: TrainContext) -> list[str]:
-    """Return a command line of Hydra with our settings, next to the user's own ones, which win."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # otherwise an exception ends as sys.exit(1)
     run = context.get_trial_dir()
     folder = f"{run}/hydra" if os.path.isdir(run) else f"outputs/{context.run_name}"  # this host has no run directory
-    quoted = "'{}'".format(folder.replace("'", r"\'"))
-    settings = {**dict.fromkeys(_DIRECTORIES, quoted), **(_WRITE_NOTHING if context.world_rank else {})}
-    given = {word.partition("=")[0].lstrip("+") for word in words}
-    ours = [f"{name}={value}" for name, value in settings.items() if name not in given]
-    overrides = (i for i, word in enumerate(words) if word[:1] in ("+", "~") or (word[:1] != "-" and "=" in word))
-    place = next(overrides, len(words))  # Hydra's parser takes overrides in one piece only
-    return [*words[:place], *ours, *words[place:]]
+    store = ConfigStore.instance()
+    directories = {"run": {"dir": folder}, "sweep": {"dir": folder, "subdir": "${hydra.job.num}"}}
+    store.store("distrain", directories, group="hydra/output", package="hydra")
+    settings, chosen = store.repo["hydra"]["config.yaml"].node, {"output": "distrain"}
+    if context.world_rank:
+        settings.output_subdir = None
+        chosen["job_logging"] = "stdout"
+    for default in settings.defaults:
+        default.update({group: chosen[group] for group in default if group in chosen})

@@ -11,6 +11,7 @@ import importlib.util
 import linecache
 import os
 import pickle
+import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from distrain.hosts.host import MIRROR
 from distrain.system.log import warn
 from distrain.system.notebook import cell_of
 from distrain.system.pickling import pickled
+from distrain.system.text import did_you_mean
+from distrain.worker.job import early_variables
 from distrain.worker.job.functions import call_with_config, check_signature, name_of
 from distrain.worker.job.preload import makes_optimizers, third_party_modules
 from distrain.worker.job.unpicklable import NamedValue, find_unpicklable
@@ -107,11 +110,13 @@ class FunctionWork(Work):
 class TargetWork(Work):
     """``file.py:function`` or ``module:function``, imported in the worker, so that the coordinator need not import it.
 
+    argv: the arguments that the file finds behind its own path in ``sys.argv``, as if it were run as a script.
     launched_in: see :class:`ScriptWork`.
     """
 
     target: str
     config: dict[str, Any]
+    argv: list[str] = field(default_factory=list)
     launched_in: str = ""
 
     def run(self) -> Any:
@@ -131,11 +136,18 @@ class TargetWork(Work):
 
     def _load(self) -> Callable[..., Any]:
         home, _, name = self.target.rpartition(":")
-        is_file = home.endswith(".py")
-        module = _import_file(Path(_existing(home, self.launched_in))) if is_file else importlib.import_module(home)
+        sys.argv = [home, *self.argv]
+        early_variables.watch()
+        if home.endswith(".py"):
+            sys.argv[0] = _existing(home, self.launched_in)
+            module = _import_file(Path(sys.argv[0]))
+        else:
+            sys.argv[0] = getattr(importlib.util.find_spec(home), "origin", None) or home
+            module = importlib.import_module(home)
+        early_variables.end_watch()
         function = getattr(module, name, None)
         if not callable(function):
-            raise JobError(f"{self.target}: {home} has no function {name!r}")
+            raise JobError(f"{self.target}: {home} has no function {name!r}{did_you_mean(name, vars(module))}")
         return check_signature(function)
 
 
@@ -165,15 +177,15 @@ class ScriptWork(Work):
 
         if current.session is not None:  # there is none under --as-ray
             hydra_script.share_directory(current.session.context)
+        early_variables.watch()
+        sys.argv = [self.module or _existing(self.path or "", self.launched_in), *self.argv]
+        flags = ["-u", *subprocess._args_from_interpreter_flags(), *["-m"] * bool(self.module)]  # type: ignore[attr-defined]
+        sys.orig_argv = [sys.executable, *flags, *sys.argv]  # a script may execute it again
         if self.module is not None:
-            sys.argv = [self.module, *self.argv]
             main_module.run_module(self.module)
-            return
-        assert self.path is not None
-        path = _existing(self.path, self.launched_in)
-        sys.argv = [path, *self.argv]
-        sys.path[0:0] = [str(Path(path).resolve().parent)]
-        main_module.run_script(path)
+        else:
+            sys.path[0:0] = [str(Path(sys.argv[0]).resolve().parent)]
+            main_module.run_script(sys.argv[0])
 
 
 def _existing(path: str, launched_in: str) -> str:

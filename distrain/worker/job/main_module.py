@@ -34,6 +34,8 @@ def replace_main() -> types.ModuleType:
     """Install a new, empty ``__main__``, also under the second name that multiprocessing uses for it."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     return main
 
@@ -42,7 +44,7 @@ def run_script(path: str) -> None:
     """Run a file as ``python path`` does."""
     path = os.path.join(os.getcwd(), path)  # like the interpreter: absolute, with links and dots unresolved
     with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec")
+        code = compile(file.read(), path, "exec", dont_inherit=True)
     main = replace_main()
     main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
     exec(code, main.__dict__)  # noqa: S102 - it is the user's script

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.api.config import CheckpointUploadMode
 from distrain.errors import CheckpointError, Rollback
-from distrain.storage.checkpoint import MANIFEST_FILE, Checkpoint
+from distrain.storage.checkpoint import MANIFEST_FILE, Checkpoint, absence_of
 from distrain.storage.files import list_files
 from distrain.storage.paths import RunPaths
 from distrain.storage.retention import look_up
@@ -60,16 +60,14 @@ def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> No
     if not isinstance(checkpoint, Checkpoint):
         raise TypeError(
             f"report(): checkpoint must be a distrain.Checkpoint, got {checkpoint!r:.80} "
-            f"({type(checkpoint).__name__}); use Checkpoint.from_directory(path)"
+            f"({type(checkpoint).__name__}); use Checkpoint.from_directory(path) or .from_dict(values)"
         )
     if not checkpoint.path or checkpoint.remote_path is not None:  # made from a dict, or remote
         return
     folder = os.path.realpath(checkpoint.path)
     if not checkpoint.exists():
-        raise CheckpointError(
-            f"report(): the checkpoint directory {checkpoint.path} does not exist. Write its files before "
-            "report(), and leave checkpoint= out on ranks that save nothing"
-        )
+        advice = ". Write its files before report(), and leave checkpoint= out on ranks that save nothing"
+        raise CheckpointError(f"report(): {absence_of(checkpoint.path, advice)}")
     if folder == os.path.realpath(tempfile.gettempdir()):
         return  # only the files that the rank has written there are stored
     if folder in map(os.path.realpath, (os.path.expanduser("~"), os.sep)):

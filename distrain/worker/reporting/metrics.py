@@ -14,7 +14,9 @@ _DEEPEST = 100
 def encode_metrics(metrics: Mapping[str, Any]) -> bytes:
     """Return metrics as JSON. Raises TypeError or ValueError for a value that cannot be recorded."""
     if not isinstance(metrics, Mapping):
-        raise TypeError(f"report() takes a dict of metrics, got {metrics!r:.80} ({type(metrics).__name__})")
+        raise TypeError(
+            f"report() takes a dict of metrics, such as {{'loss': 0.5}}, got {metrics!r:.80} ({type(metrics).__name__})"
+        )
     return json.dumps(_plain(metrics, "metrics", 0)).encode()
 
 

@@ -150,7 +150,7 @@ def test_a_new_run_starts_from_a_remote_checkpoint(one_fit: Fit, bucket: Bucket)
         second = one_fit(train, {"steps": 4}, name=f"second-{number}", resume_from=checkpoint)
         assert second.return_value == 3
         assert not [file for file in bucket.files(f"second-{number}") if file.startswith("resume_from")]
-    with pytest.raises(CheckpointError, match=f"there is no directory {bucket.url}/nowhere"):
+    with pytest.raises(CheckpointError, match=f"the checkpoint directory {bucket.url}/nowhere does not exist"):
         one_fit(train, name="third", resume_from=Checkpoint(f"{bucket.url}/nowhere"))
 
 

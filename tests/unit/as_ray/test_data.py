@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -187,17 +189,135 @@ def test_settings_have_no_effect(rd: Any) -> None:
     assert rd.ExecutionOptions(resource_limits=rd.ExecutionResources(cpu=2)).resource_limits.cpu == 2
 
 
+CONDITIONS = {
+    "x > 1": [2, 3],
+    "x != 2": [0, 1, 3],
+    "not x > 1": [0, 1],
+    "-1 < x <= 0 or s.t == 'b'": [0, 3],
+    "s.t in ['a', 'c'] and x >= 1": [1, 2],
+    "x not in (0, 1)": [2, 3, 4],
+    "is_null(x) or x == 9007199254740993": [3, 4],
+}
+"""With the rows that meet them; missing values meet no comparison."""
+
+
+@pytest.mark.parametrize("form", ["from_arrow", "from_items", "read_parquet"])
+def test_rows_are_kept_by_a_condition(rd: Any, form: str, tmp_path: Path) -> None:
+    table = pa.table({"row": range(5), "x": [0, 1, 2, 2**53 + 1, None], "s.t": ["a", "a", "c", "b", None]})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=2)
+    made = {"from_arrow": table, "from_items": table.to_pylist(), "read_parquet": str(tmp_path)}[form]
+    rows = getattr(rd, form)(made)
+    found = {text: [row["row"] for row in rows.filter(expr=text).take_all()] for text in CONDITIONS}
+    assert found == CONDITIONS
+    assert [row["row"] for row in rows.filter(expr=pc.field("x") > 1).select_columns("row").take_all()] == [2, 3]
+    assert rows.filter(expr="x > 1").count() == 2
+    if form == "read_parquet":
+        chosen = rd.read_parquet(made, columns=["row"], filter=(pc.field("x") > 1) & ~pc.field("s.t").isin(["b"]))
+        assert chosen.take_all() == [{"row": 2}]
+
+
+def test_a_file_of_json_may_be_one_list(rd: Any, tmp_path: Path) -> None:
+    """Text and integers stay as they are, and a column may be missing in a row or a file."""
+    rows = [{"a": 2**60 + 1, "s": "2020-01-01"}, {"a": 2, "b": [1.5]}]
+    (tmp_path / "0.json").write_text("\ufeff \n" + json.dumps(rows, indent=2))
+    (tmp_path / "1.json").write_text('[{"a": 3}]')
+    found = rd.read_json(str(tmp_path))
+    assert [{name: value for name, value in row.items() if value is not None} for row in plain(found.take_all())] == [
+        rows[0],
+        {"a": 2, "b": ["float64", [1.5]]},
+        {"a": 3},
+    ]
+    assert found.count() == 3
+    (tmp_path / "1.json").write_text("[1, 2]")
+    with pytest.raises(DataError, match=r"cannot read .*1.json"):
+        rd.read_json(str(tmp_path)).take_all()
+
+
+def test_file_extensions_choose_files(rd: Any, tmp_path: Path) -> None:
+    for name, text in ("a.tab", "x\n1\n"), ("b.CSV", "x\n2\n"), ("c.txt", "x\n3\n"):
+        (tmp_path / name).write_text(text)
+    Image.new("L", (1, 1)).save(tmp_path / "d.png")
+    found = {
+        "tab": rd.read_csv(str(tmp_path), file_extensions=["tab"]).count(),
+        "csv or .txt": rd.read_csv(str(tmp_path), file_extensions=["csv", ".txt"]).count(),
+        "None": rd.read_csv(str(tmp_path), file_extensions=None).count(),
+        "text": rd.read_text(str(tmp_path), file_extensions=["tab", "txt"]).count(),
+        "images": rd.read_images(str(tmp_path), file_extensions=["png"]).count(),
+    }
+    assert found == {"tab": 1, "csv or .txt": 2, "None": 1, "text": 4, "images": 1}
+    with pytest.raises(DataError, match=r"has no .pq files, but 4 others"):
+        rd.read_parquet(str(tmp_path), file_extensions=["pq"]).count()
+
+
+def test_a_shuffle_without_a_seed_is_another_order_each_time(rd: Any) -> None:
+    rows = rd.range(100)
+    orders = [rows.random_shuffle() for _ in range(3)] + [rows.repartition(2, shuffle=True)]
+    orders += [rows.train_test_split(50, shuffle=True)[1] for _ in range(2)]
+    assert len({repr(order.take_all()) for order in orders}) == 6
+    seeded = rd.FileShuffleConfig(seed=3)
+    assert seeded.seed == 3
+    assert rows.random_shuffle(seed=0).take_all() == rows.random_shuffle(seed=0).take_all()
+
+
+def test_groups_are_mapped_by_the_object_of_a_class(rd: Any) -> None:
+    groups = rd.range(3).groupby("id")
+    assert groups.map_groups(Adds, concurrency=1, fn_constructor_args=[1], fn_args=[2]).take(1) == [{"id": 3}]
+
+
+def test_groups_have_aggregates(rd: Any) -> None:
+    groups = rd.from_items([{"k": i % 2, "v": i, "w": -i} for i in range(6)]).groupby("k")
+    assert groups.sum("v").take_all() == [{"k": 0, "sum(v)": 6}, {"k": 1, "sum(v)": 9}]
+    assert groups.mean(["v", "w"]).take(1) == [{"k": 0, "mean(v)": 2.0, "mean(w)": -2.0}]
+    assert groups.max().take(1) == [{"k": 0, "max(v)": 4, "max(w)": 0}]
+    assert groups.std("v", ddof=0).columns() == ["k", "std(v)"]
+
+
+def test_facts_are_told(rd: Any, tmp_path: Path) -> None:
+    rows = rd.from_numpy(np.zeros((10, 2)))
+    rows.set_name("mine")
+    assert (rows.name, rows.num_blocks(), rows.size_bytes() >= 160) == ("mine", 1, True)
+    assert isinstance(rows.stats(), str)
+    pq.write_table(pa.table({"x": range(10)}), tmp_path / "rows.parquet", row_group_size=5)
+    files = rd.read_parquet(str(tmp_path))
+    assert (files.name, files.num_blocks(), files.size_bytes() >= 80) == (None, 2, True)
+
+
 @pytest.mark.parametrize(
     ("idiom", "text"),
     [
         (lambda rd: rd.read_sql, "ray.data has no 'read_sql' here: read or compute the data with pandas"),
         (lambda rd: rd.preprocessors.StandardScaler, r"transform the rows in map_batches\(\)"),
+        (lambda rd: rd.range(2).join(rd.range(2)), r"has no join\(\) in distrain: use pandas.merge\(\)"),
+        (lambda rd: rd.range(2).randomize_block_order(), r"use random_shuffle\(\), which also brings the blocks"),
         (
-            lambda rd: rd.range(2).join(rd.range(2)),
-            r"has no join\(\) in distrain: use pandas, Polars, DuckDB or pyarrow",
+            lambda rd: rd.range(2).write_numpy("x"),
+            r"use write_parquet\(\) or write_csv\(\), or the methods of to_pandas",
         ),
+        (lambda rd: rd.range(2).to_torch(), r"use iter_torch_batches\(\)"),
+        (lambda rd: rd.range(2).iterator().to_torch(), r"use iter_batches\(\), iter_torch_batches\(\)"),
+        (lambda rd: rd.range(2).no_such_method(), r"use to_pandas\(\) before training"),
+        (lambda rd: rd.range(2).train_test_split(1, stratify="id"), r"\(stratify=...\) is not .* of scikit-learn"),
+        (lambda rd: rd.read_numpy, r"load the arrays with numpy, and pass them to ray.data.from_numpy\(\)"),
+        (lambda rd: rd.read_binary_files, r"from_items\(\) with the paths, and map\(\) to read each"),
+        (lambda rd: rd.read_webdataset, r'load_dataset\("webdataset", ...\)'),
+        (lambda rd: rd.range(2).map(print, fn_constructor_args=[1]), r"fn_constructor_args and .* are for a class"),
+        (lambda rd: rd.range(2).to_pandas(limit=1), r"the dataset has 2 rows; for the first ones, use limit\(\)"),
+        (lambda rd: rd.range(2).split_at_indices([]), r"takes ascending numbers of rows, got \[\]"),
+        (lambda rd: rd.range(2).split_at_indices([2, 1]), r"takes ascending numbers of rows, got \[2, 1\]"),
+        (lambda rd: rd.range(2).split_at_indices([-1]), r"takes ascending numbers of rows, got \[-1\]"),
+        (lambda rd: rd.range(2).map_batches(print, batch_size=-1), r"batch_size must be an int of at least 1"),
+        (
+            lambda rd: rd.from_items([{"a": 1, "b": 2}]).rename_columns({"a": "b"}).take(),
+            r"rename_columns\(\) gives several columns one name: \['b', 'b'\]",
+        ),
+        (lambda rd: rd.range(2).filter(expr="id >"), r"filter\(expr='id >'\) cannot be read: invalid syntax"),
+        (lambda rd: rd.range(2).filter(expr="id + 1 > 0"), r"write comparisons of columns as in"),
+        (lambda rd: rd.range(2).filter(expr="nothing(id)"), r"has no attribute 'nothing'; write comparisons"),
+        (lambda rd: rd.range(2).filter(expr=lambda row: True), r"takes text or an expression of pyarrow.compute"),
+        (lambda rd: rd.range(2).filter("id > 1"), r"filter\(\) takes a function, or expr= with a condition"),
+        (lambda rd: rd.range(2).filter(print, expr="id > 1"), r"filter\(\) takes a function, or expr="),
         (lambda rd: rd.range(2).groupby("id").aggregate(), r"GroupedData has no aggregate\(\) in distrain: use map_gr"),
-        (lambda rd: rd.read_csv("x", filesystem=1), r"read_csv\(filesystem=...\) is not supported: use pandas"),
+        (lambda rd: rd.read_csv("x", filesystem=1), r"read_csv\(filesystem=...\) is not supported: give a URL"),
         (lambda rd: rd.range(2).drop_columns(["q"]).take(), r"names the column 'q'; there are \['id'\]"),
         (lambda rd: type("Own", (DataConfig,), {"configure": print}), r"Own.configure\(\) would never be called"),
         (lambda rd: rd.range(9).take_all(limit=3), r"take_all\(limit=3\): the dataset has more rows"),

@@ -31,7 +31,8 @@ PUBLIC = {
         TransformersCheckpoint TransformersPredictor TransformersTrainer""",
     "ray.train.huggingface.transformers": "RayTrainReportCallback TransformersTrainer prepare_trainer",
     "ray.train.horovod": "HorovodConfig HorovodTrainer",
-    "ray.train.lightgbm": "LightGBMCheckpoint LightGBMTrainer RayTrainReportCallback",
+    "ray.train.lightgbm": """
+        LightGBMCheckpoint LightGBMConfig LightGBMTrainer RayTrainReportCallback get_network_params""",
     "ray.train.lightning": """
         LegacyLightningCheckpoint LightningCheckpoint LightningConfigBuilder LightningPredictor LightningTrainer
         RayDDPStrategy RayDeepSpeedStrategy RayFSDPStrategy RayLightningEnvironment RayTrainReportCallback
@@ -87,8 +88,9 @@ PUBLIC = {
 def test_what_the_table_names_is_there(module: str) -> None:
     entry = MODULES[module]
     homes = {entry} if isinstance(entry, str) else set(entry)
-    if any(home.startswith("distrain.tensorflow") for home in homes):
-        pytest.importorskip("tensorflow")
+    for framework in ("tensorflow", "xgboost"):
+        if any(home.startswith(f"distrain.{framework}") for home in homes):
+            pytest.importorskip(framework)
     stand_in = import_module(module)
     for home in {entry} if isinstance(entry, str) else set():
         assert {getattr(stand_in, name) is getattr(import_module(home), name) for name in stand_in.__all__} == {True}
@@ -108,8 +110,8 @@ def explanation(statement: str) -> str | None:
 
 @pytest.mark.parametrize("module", sorted(PUBLIC))
 def test_every_public_name_of_ray_is_there_or_says_what_to_do(module: str) -> None:
-    if module == "ray.train.tensorflow":
-        pytest.importorskip("tensorflow")
+    if module in ("ray.train.tensorflow", "ray.train.xgboost"):
+        pytest.importorskip(module.rpartition(".")[2])
     texts = {name: explanation(f"from {module} import {name}") for name in PUBLIC[module].split()}
     assert {name: text for name, text in texts.items() if text is not None and GENERAL in text} == {}
 
@@ -132,7 +134,7 @@ def test_classes_are_those_of_distrain() -> None:
     [
         ("import ray.rllib", ImportError, "ray has no 'rllib' here: distrain does not do reinforcement learning"),
         ("from ray.serve import deployment", ImportError, "ray has no 'serve' here: distrain does not serve models"),
-        ("from ray.train.xgboost import XGBoostTrainer", ImportError, "call the framework in train_func"),
+        ("from ray.train.xgboost import XGBoostCheckpoint", ImportError, "use Checkpoint, whose files are those"),
         ("import ray; ray.serve", AttributeError, "ray has no 'serve' here: distrain does not serve models"),
         ("from ray.train.torch import TorchXLAConfig", ImportError, "TPUs are not supported"),
         ("from ray.train._internal.utils import Singleton", ImportError, "it is internal to Ray"),

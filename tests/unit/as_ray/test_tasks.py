@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from distrain.api import current
 from distrain.as_ray.importing import activate
 from distrain.hosts.host_info import usable_cpus
 from tests.stand_in import leave
@@ -162,8 +164,17 @@ def test_actors_have_names_and_die() -> None:
 def test_an_actor_in_another_process_explains_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = pickle.dumps(Counter.remote())
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    with pytest.raises(RuntimeError, match="where workers cannot call it: workers can report metrics"):
+    with pytest.raises(RuntimeError, match=r"\(Counter\) was .* where workers cannot call it: workers can"):
         pickle.loads(handle)
+
+
+def test_workers_cannot_share_an_actor_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(current, "session", SimpleNamespace(context=SimpleNamespace(world_size=2)))
+    with pytest.raises(RuntimeError, match=r"each worker would have its own actor named 'c', .*: workers can report"):
+        Counter.options(name="c", get_if_exists=True).remote()
+    with pytest.raises(ValueError, match=r"no living actor of this process is named 'c'; workers can report metrics"):
+        ray.get_actor("c")
+    assert ray.get(Counter.remote().add.remote(2)) == [0, 2]
 
 
 async def _coroutine() -> None: ...

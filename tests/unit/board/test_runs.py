@@ -13,6 +13,7 @@ from distrain.board import runs
 from distrain.board.export import export
 from distrain.board.runs import Board
 from distrain.storage.lines import LONGEST_LINE
+from distrain.storage.runs.notes import Notes, write_notes
 from distrain.system.text import size
 from tests.unit.page.conftest import STARTED, Run
 
@@ -45,12 +46,12 @@ def live(tmp_path: Path) -> Iterator[Run]:
         yield run
 
 
-def changed(board: Board, since: int = 0, metric: str | None = "loss") -> dict[str, dict[str, Any]]:
+def changed(board: Board, since: int = 0, *metrics: str) -> dict[str, dict[str, Any]]:
     """Return the rows that have changed, after everything was read, by name."""
     board.look()
     while board.read(1.0):
         pass
-    return {row["name"]: row for row in board.data(since, metric)["rows"]}
+    return {row["name"]: row for row in board.data(since, metrics or ["loss"])["rows"]}
 
 
 def row_of(board: Board) -> dict[str, Any]:
@@ -74,6 +75,23 @@ def test_a_row_has_the_progress_the_rate_and_the_last_and_extreme_values(tmp_pat
     curve = row["curves"]["loss"]
     assert (curve["x"], curve["y"]) == ([1, 2, 3], [3.0, 1.0, 2.0])
     assert (curve["low"], curve["high"]) == ((2, 1.0), (1, 3.0))
+
+
+def test_a_row_has_the_notes_the_times_and_the_curves_that_were_asked_for(tmp_path: Path) -> None:
+    run = make(tmp_path, started=STARTED, arguments="--fast", train_loop_config={str(n): n for n in range(50)})
+    for index in (1, 2, 3):
+        run.report(
+            10.0 * index, index, metrics={"loss": index, "eval": {"acc": 0.5}} if index == 2 else {"loss": index}
+        )
+    board = Board(tmp_path)
+    row = row_of(board)
+    assert (row["text"], row["tags"], row["times"], len(row["settings"])) == ("", (), [], 51)
+    assert row["metrics"] == {"loss": 3, "eval/acc": 0.5}
+    write_notes(run.root, Notes("slow", ("a", "b")))
+    assert changed(board, board.version).keys() == {"my-run"}
+    [row] = board.data(board.version, ["loss", "eval/acc"], ["my-run"])["rows"]
+    assert (row["text"], row["tags"], row["curves"].keys()) == ("slow", ("a", "b"), {"loss", "eval/acc"})
+    assert row["times"] == [(1, 10.0), (2, 20.0), (3, 30.0)]
 
 
 def test_only_what_was_added_is_read_and_only_changed_rows_are_sent(tmp_path: Path, live: Run) -> None:
@@ -119,13 +137,13 @@ def test_a_long_file_is_read_a_little_at_a_time(tmp_path: Path, monkeypatch: pyt
     board = Board(tmp_path)
     board.look()
     assert board.read(0.0)
-    rows = {row["name"]: row for row in board.data(0, "loss")["rows"]}
+    rows = {row["name"]: row for row in board.data(0, ["loss"])["rows"]}
     assert rows["my-run"]["metrics"]["loss"] == 400  # known from the end of the file
     assert rows["my-run"]["unread"] > 20_000
     curve = changed(board)["my-run"]["curves"]["loss"]
     assert (curve["low"], curve["high"]) == ((1, 1), (400, 400))
     assert len(curve["x"]) <= runs.SPARKLINE
-    [row] = board.data(board.version, "loss", ["my-run"])["rows"]
+    [row] = board.data(board.version, ["loss"], ["my-run"])["rows"]
     assert len(row["curves"]["loss"]["x"]) == 400
 
 

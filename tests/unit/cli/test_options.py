@@ -119,7 +119,9 @@ def test_a_line_about_a_failure_keeps_the_words_of_the_rank(capsys: pytest.Captu
         (("--log-level", "loud"), "--log-level must be one of"),
         (("--resources-per-worker", "TPU=1"), "--resources-per-worker['TPU']: unknown resource"),
         (("--env", "=1"), "--env =1: must be NAME=VALUE"),
-        (("--local-ranks-filter", "x"), "argument --local-ranks-filter: 'x': must be ranks such as 0,2-5"),
+        (("--local-ranks-filter", "x"), "argument --ranks-shown/--local-ranks-filter: 'x': must be ranks"),
+        *(((name, "2"), f"there is no option {name}; use --num-workers N") for name in ("-n", "-np", "--num_procs")),
+        (("--gpus=2",), "there is no option --gpus; use --num-workers N --use-gpu"),
         (("--no-python",), "there is no option --no-python; ranks are Python; in a script, subprocess.run()"),
         (("--virtual_local_rank",), "there is no option --virtual_local_rank; set CUDA_VISIBLE_DEVICES"),
         (("-m", "--num-workers", "2"), "-m --num-workers: is not a module; put -m after the options"),
@@ -135,10 +137,9 @@ def test_a_wrong_value_is_reported_by_its_option(
 
 def test_trackers_of_the_command_line_go_before_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTRAIN_TRACKERS", "mlflow:tracking_uri=no-such")
-    hosts = parse_hosts("localhost:1", "hosts")
 
     def chosen(*arguments: str) -> list[str]:
-        trackers = command._run_config(options_of(*arguments), hosts, ScalingConfig()).trackers
+        trackers = command._run_config(options_of(*arguments)).trackers
         return [name_of(tracker) for tracker in trackers_of(trackers, os.environ)]
 
     assert chosen("--tracker", "tensorboard:directory=events") == ["tensorboard"]
@@ -175,22 +176,6 @@ def test_dashes_may_be_underscores_and_what_has_no_effect_takes_a_value() -> Non
     options = options_of("--log_dir=logs", "--start_method", "spawn", "-r", "3", "-t3", "--max_failures", "1")
     assert (options.log_dir, options.start_method, options.max_failures) == ("logs", "spawn", 1)
     assert options.target == "train.py"
-
-
-@pytest.mark.parametrize(
-    ("hosts", "given", "shown"),
-    [
-        ("localhost:4", ["--local-ranks-filter", "0,2-3"], [0, 2, 3]),
-        ("a:2,b:3", ["--local_ranks_filter=0"], [0, 2]),
-        ("a:2,b:3", ["--local-ranks-filter", "2"], [4]),
-        ("a:2,b:3", ["--ranks-shown", "1"], [1]),
-        ("a:2,b:3", [], None),
-    ],
-)
-def test_local_ranks_are_those_of_each_host(hosts: str, given: list[str], shown: list[int] | None) -> None:
-    specs = parse_hosts(hosts, "hosts")
-    scaling = ScalingConfig(num_workers=sum(spec.slots or 0 for spec in specs), hosts=hosts)
-    assert command._ranks_shown(options_of(*given), specs, scaling) == shown
 
 
 def test_a_refusal_to_restart_names_the_option() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING
 
 import pytest
 
+from distrain.cli.main import command_of as command
 from distrain.cli.showing import run_in_words
 from distrain.storage.runs.details import command_of
 from distrain.storage.runs.listing import find_run
-from tests.unit.storage.made import make_run
+from tests.unit.storage.made import add_reports, make_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +51,20 @@ def test_events_are_counted_as_users_know_them(tmp_path: Path, events: list[tupl
     assert [line.split(maxsplit=1)[1:] for line in said.splitlines() if line.startswith("events")] == [[shown]] * bool(
         shown
     )
+
+
+def test_paths_stay_whole_on_a_narrow_screen_and_nan_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, "a-long-name-" * 6)
+    add_reports(run, {"loss": 1.0}, {"loss": math.nan, "eval": {"loss": math.nan, "acc": 0.5}})
+    lines = run_in_words(find_run(run.name, tmp_path), 80).splitlines()
+    assert [f"run          {run}", "loss and eval/loss are nan"] == [lines[2], lines[1].partition("but ")[2]]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    command_of_ls, function = command("ls")
+    function(command_of_ls.parse_args([str(tmp_path)]))
+    assert "\033[33mfinished\033[0m" in (listed := capsys.readouterr().out)
+    assert "  loss and eval/loss are nan: loss=nan eval/loss=nan eval/acc=0.5" in listed
 
 
 @pytest.mark.filterwarnings("ignore:skipped")

@@ -146,3 +146,24 @@ def test_in_a_job_its_nodes_are_used_unless_the_user_names_hosts_or_this_machine
     assert reached(ScalingConfig(), **JOB, DISTRAIN_WITHIN_RUN="id") == ["this machine"], "a fit() in a rank of srun"
     with pytest.raises(HostfileError, match=r"^n3: not a node of Slurm job 7, which has n1, n2$"):
         reached(ScalingConfig(hosts="n3:8", transport="slurm"), **JOB)
+
+
+def test_variables_of_a_job_without_its_programs_mean_this_machine_and_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert reached(ScalingConfig(), **JOB, SLURM_PROCID="0") == ["this machine"]
+    assert "training on this machine only: SLURM_JOB_ID=7 is set, but there is no srun" in capsys.readouterr().err
+    assert reached(ScalingConfig(), SLURM_JOB_ID="8", SLURM_NTASKS="4") == ["this machine"]
+    assert "only: SLURM_JOB_ID=8 is set" in capsys.readouterr().err
+    assert reached(ScalingConfig(transport="local"), **JOB) == ["this machine"]
+    assert reached(ScalingConfig(), **JOB, TORCHELASTIC_RUN_ID="id") == ["this machine"]
+    assert not capsys.readouterr().err
+    with pytest.raises(HostfileError, match=r"^SLURM_JOB_ID=7 is set, but there is no srun in PATH"):
+        reached(ScalingConfig(transport="slurm"), **JOB)
+
+
+@pytest.mark.usefixtures("scontrol")
+def test_a_job_without_a_list_of_nodes_is_left_over(capsys: pytest.CaptureFixture[str]) -> None:
+    assert reached(ScalingConfig(), SLURM_JOB_ID="9", SLURM_PROCID="0") == ["this machine"]
+    assert "SLURM_JOB_NODELIST=: `scontrol show hostnames` finds no nodes" in capsys.readouterr().err

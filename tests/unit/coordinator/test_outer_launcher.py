@@ -8,9 +8,11 @@ import pytest
 
 from distrain import LaunchError, ScalingConfig
 from distrain.api.backend import BackendConfig
+from distrain.coordinator.ranks import joined
 from distrain.coordinator.ranks.outer_launcher import OuterLauncher, check_launcher, find_launcher, first_host
 from distrain.system import process
 from distrain.worker.job.job import FunctionWork, ScriptWork
+from tests.conftest import wait_until
 
 TORCHRUN = {
     "RANK": "5",
@@ -112,7 +114,7 @@ def test_a_torchrun_that_a_worker_of_distrain_has_started_is_a_launcher() -> Non
     [
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "mpirun -x MASTER_ADDR=HOST"),
         (MPICH | {"MPI_LOCALNRANKS": "1"}, "mpirun -genv MASTER_ADDR HOST"),
-        (PYTORCH_JOB | {"LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE"),
+        (PYTORCH_JOB | {"LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE.*unset RANK WORLD_SIZE"),
         (SRUN | {"SLURM_NODEID": "9"}, "damaged"),
         (TORCHRUN | {"RANK": "x"}, "damaged"),
     ],
@@ -181,6 +183,10 @@ def test_its_processes_are_the_workers(workers: Any) -> None:
     ("options", "words"),
     [
         ({"num_workers": 4}, "each of 8 processes that torchrun has started, but num_workers is 4. Leave num_workers"),
+        (
+            {"num_workers": 4},
+            "RANK=5, WORLD_SIZE=8, .* are left over: unset RANK WORLD_SIZE MASTER_ADDR",
+        ),
         ({"num_workers": (2, 7)}, r"num_workers is \(2, 7\)"),
         ({"num_workers": 8, "hosts": "a:8"}, "leave hosts= and hostfile= out"),
     ],
@@ -196,3 +202,20 @@ def test_work_that_its_processes_cannot_share_is_refused() -> None:
         check(BackendConfig())
     with pytest.raises(LaunchError, match="of `distrain run`"):
         check_launcher(ScalingConfig(), ScriptWork(backend=Gathers(), path="train.py"))
+
+
+@pytest.mark.usefixtures("_torchrun")
+@pytest.mark.parametrize("silent_s", [0.01, 10.0])
+def test_a_long_wait_for_other_ranks_says_which_variables_began_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], silent_s: float
+) -> None:
+    class Waits(Gathers):
+        def setup(self, context: object) -> None:
+            wait_until(lambda: silent_s > 1 or capsys.readouterr().err.count("RANK=5, WORLD_SIZE=8") == 1)
+
+    monkeypatch.setattr(joined, "_SILENT_S", silent_s)
+    launcher = check(Waits())
+    assert launcher is not None
+    work = FunctionWork(function=print, config={}, backend=Waits())
+    joined.RankGroup(launcher, None, work, None).set_up()  # type: ignore[arg-type]
+    assert not capsys.readouterr().err

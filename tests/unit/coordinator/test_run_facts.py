@@ -141,7 +141,8 @@ def test_the_name_of_a_run_begins_with_that_of_its_script(script: str, stem: str
 
 
 @pytest.mark.parametrize(
-    "module", ["system.text", "cli.text", "cli.showing", "coordinator.run.facts", "worker.job.origin"]
+    "module",
+    ["system.text", "cli.text", "cli.showing", "coordinator.run.facts", "storage.runs.listing", "worker.job.origin"],
 )
 def test_the_examples_of_these_modules_are_right(module: str) -> None:
     assert doctest.testmod(import_module(f"distrain.{module}")).failed == 0

@@ -75,7 +75,10 @@ def effective(argv: list[str], tmp_path: Path, config: str = "") -> dict[str, st
 
 
 def test_ssh_asks_nobody_and_waits_for_nobody_for_ever(tmp_path: Path) -> None:
-    options = effective(ssh(), tmp_path, "Host far\n HostName far.lan\n User alice\n ProxyJump gate\n")
+    options = effective(
+        ssh(), tmp_path, "Host far\n HostName far.lan\n User alice\n ProxyJump gate\n RemoteCommand tmux\n"
+    )
+    assert options.get("remotecommand", "none") == "none"
     assert options["batchmode"] == "yes"
     assert options["connecttimeout"] == "10"
     assert options["serveraliveinterval"] == "5"

@@ -29,6 +29,7 @@ from distrain.data.passes import Worker
 from distrain.data.positions import decode_state
 from distrain.data.sources import MemorySource
 from distrain.errors import DataError
+from distrain.storage.commit import other_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -532,3 +533,41 @@ def test_data_that_has_changed(capfd: pytest.CaptureFixture[str]) -> None:
     assert start[0]["epoch"] == 2
     with pytest.raises(DataError, match="resume=False starts from epoch 0"):
         resumed("error")
+
+
+def test_streams_that_divide_themselves_are_not_divided_again() -> None:
+    """Those of libraries are an error. Of others, the ranks' positions differ, which is seen at a commit."""
+    import datasets
+    from datasets.distributed import split_dataset_by_node
+
+    whole = datasets.Dataset.from_dict({"x": [*range(8)]}).to_iterable_dataset(num_shards=2)
+    halves = [as_dataset(split_dataset_by_node(whole, rank, 2).map(dict), "x") for rank in range(2)]
+
+    class Tars:
+        pipeline = (split_by_node,)
+
+        def __iter__(self) -> Iterator[int]:
+            return iter([1, 2])
+
+    for divided in halves[1], as_dataset(lambda: Tars(), "x"):
+        with pytest.raises(DataError, match=r"the stream divides itself by rank, .*DataConfig\(datasets_to_split="):
+            list(DataIterator(divided, name="x", worker=Worker(1, 2)).iter_rows())
+    own = DataIterator(halves[1], name="x", worker=Worker(0, 1), rank=1)
+    assert [row["x"] for row in own.iter_rows()] == [4, 5, 6, 7]
+    found = []
+    for every in (2, 1):
+        parts = [
+            DataIterator(
+                as_dataset(lambda r=rank, n=every: iter(range(r % n, 80, n)), "x"), name="x", worker=Worker(rank, 2)
+            )
+            for rank in range(2)
+        ]
+        for part in parts:
+            list(part.iter_batches(batch_size=4))
+        found.append(other_data({rank: {"x": part.position()} for rank, part in enumerate(parts)}))
+    assert "dataset 'x' is not the same on all ranks: rank 0 reads {'item': " in str(found[0])
+    assert found[1] is None
+
+
+def split_by_node() -> None:
+    """As WebDataset calls its function."""

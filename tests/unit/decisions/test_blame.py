@@ -41,7 +41,7 @@ def judged(
     outcome: wire.Outcome | None = None, exited: wire.Exited | None = None, reason: str = ""
 ) -> RankFailure | None:
     plan = RankPlan(rank=0, host="one", local_rank=0, local_world_size=1, node_rank=0)
-    rank = Rank(plan, outcome=outcome, exited=exited, reason=reason, failed_order=1, entered=True)
+    rank = Rank(plan, outcome=outcome, exited=exited, reason=reason, failed_order=1, when="during training")
     return rank.failure
 
 
@@ -100,11 +100,18 @@ def test_a_failure_before_train_func_says_when(stage: str, words: str) -> None:
     assert words in summary
 
 
-def test_openmp_without_threads_tells_what_to_do() -> None:
+def test_a_limit_of_cpu_time_is_named() -> None:
+    found = judged(exited=exited(signal=signal.SIGXCPU))
+    assert found is not None
+    assert "raise `ulimit -t` (RLIMIT_CPU)" in found.summary
+
+
+def test_openmp_without_threads_and_faulthandler_tell_what_to_do() -> None:
     reason = native_reason(["", "libgomp: Thread creation failed: Resource temporarily unavailable"])
     for text, words in (
         (reason, "failed: Resource temporarily unavailable; raise ulimit -u or pids.max"),
         ("NCCL error: earlier", "os._exit() or os.exec*()?"),
+        (native_reason(["Timeout (0:00:01.5)!", "Thread 0x1 (most recent call first):"]), "dump_traceback_later("),
     ):
         found = judged(exited=exited(exit_code=1), reason=text)
         assert found is not None
@@ -139,6 +146,10 @@ def test_a_process_that_may_start_nothing_more_tells_what_to_do(act: Callable[[]
         (OSError(errno.EADDRINUSE, "Address already in use"), "ranks of a host cannot share a port: add the"),
         (FileNotFoundError(errno.ENOENT, "No such file", "data/train.csv"), f"relative paths begin at {os.getcwd()}"),
         (FileNotFoundError(errno.ENOENT, "No such file", "/data/train.csv"), "None"),
+        (
+            ValueError("Default process group has not been initialized, please"),
+            "`distrain run script.py:main` sets it up",
+        ),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "for lack of memory: lower the Data"),
     ],
 )

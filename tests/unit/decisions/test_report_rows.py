@@ -48,6 +48,13 @@ def test_a_row_is_complete_when_every_rank_has_reported() -> None:
     assert report(rows, 2, 1) == [[10, 11, 12]]
 
 
+def test_a_row_that_has_failed_everywhere_is_left_out() -> None:
+    rows = RowAssembly(2)
+    assert [rows.reported(rank, 1, None, 0.0, has_checkpoint=False) for rank in range(2)] == [[], []]
+    assert rows.reported(0, 2, None, 0.0, has_checkpoint=False) == []
+    assert report(rows, 1, 2) == [[None, 21]]
+
+
 def test_one_rank_alone() -> None:
     rows = RowAssembly(1)
     assert [report(rows, 0, n) for n in (1, 2, 3)] == [[[10]], [[20]], [[30]]]

@@ -283,17 +283,69 @@ def test_an_abort_after_a_good_outcome_is_no_failure() -> None:
     assert play.machine.failures == []
 
 
-def test_whoever_does_not_leave_after_its_work_is_killed_and_the_run_is_finished() -> None:
+def test_whoever_does_not_leave_after_its_work_is_killed_and_the_run_has_not_finished() -> None:
     play = Play().run()
     play.all_succeed()
     play.exits(0)
     play.now += EXIT_TIMEOUT_S
-    actions = play.happens(Tick())
-    assert stops(actions) == {"one": 0.0}
-    assert "rank 1 did not exit within" in said(actions)
+    assert stops(play.happens(Tick())) == {"one": 0.0}
     play.exits(1, signal=9, by_us=True)
     play.gone()
-    assert play.state is RunState.FINISHED
+    assert play.state is RunState.FAILED
+    assert "rank 1 did not exit within" in (play.machine.problem or "")
+
+
+def test_a_script_that_has_ended_may_take_any_time_to_exit() -> None:
+    play = Play(is_script=True).run()
+    play.all_succeed()
+    assert play.machine.deadline() is None
+
+
+@pytest.mark.parametrize("is_script", [False, True])
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ({"signal": int(signal.SIGKILL)}, "was killed by SIGKILL (9) in its exit handlers"),
+        ({"exit_code": 3}, "exited with code 3 in its exit handlers"),
+        ({"exit_code": 0}, None),
+    ],
+)
+def test_the_exit_code_of_a_script_counts_after_its_last_line(
+    end: dict[str, int], words: str | None, is_script: bool
+) -> None:
+    play = Play(is_script=is_script).run()
+    play.all_succeed()
+    play.exits(0, **end)
+    play.exits(1)
+    play.gone()
+    fails = is_script and words is not None
+    assert play.state is (RunState.FAILED if fails else RunState.FINISHED)
+    assert [words in failure.summary for failure in play.machine.failures if words] == [True] * fails
+
+
+@pytest.mark.parametrize("is_script", [False, True])
+def test_exit_handlers_that_ctrl_c_has_ended_are_no_success(is_script: bool) -> None:
+    play = Play(is_script=is_script).run()
+    play.all_succeed()
+    assert told(play.happens(StopRequested("SIGINT")), wire.Stop)[0][1].exit_grace_s == 0.0
+    play.exits(0, exit_code=130)
+    play.exits(1)
+    play.gone()
+    assert (play.state, play.machine.failures) == (RunState.STOPPED, [])
+
+
+def test_exit_handlers_have_time_when_another_rank_fails() -> None:
+    [(_, stop)] = told(Play().run().raises(0), wire.Stop)
+    assert (stop.grace_s, stop.last_grace_s, stop.exit_grace_s) == (0.0, 0.0, GRACE_S)
+
+
+@pytest.mark.parametrize("is_script", [False, True])
+def test_only_exit_handlers_of_a_script_are_lost_with_a_host_when_all_work_is_done(is_script: bool) -> None:
+    play = Play(hosts=2, workers=4, is_script=is_script).run()
+    play.all_succeed()
+    play.happens(HostLost("two", "cut"))
+    play.gone("one")
+    assert play.state is (RunState.FAILED if is_script else RunState.FINISHED)
 
 
 def test_messages_of_an_earlier_attempt_are_ignored() -> None:
@@ -523,7 +575,7 @@ def test_the_wait_for_a_checkpoint_is_bounded() -> None:
     assert play.machine.deadline() == play.now + CHECKPOINT_GRACE_S
     play.now += CHECKPOINT_GRACE_S
     assert stops(play.happens(Tick())) == {"one": 0.0, "two": 0.0}
-    assert play.machine.deadline() == play.now + LEASE_S + LEASE_MARGIN_S
+    assert play.machine.deadline() == play.now + GRACE_S + LEASE_S + LEASE_MARGIN_S
 
 
 @pytest.mark.parametrize("event", [StopRequested("SIGINT"), StorageFailed("disk full")])
@@ -1188,7 +1240,7 @@ def test_stopping_again_does_not_take_longer() -> None:
     play.now += 5.0
     for _ in range(2):
         play.happens(StopRequested("SIGINT"))
-        assert play.machine.deadline() <= play.now - 5.0 + LEASE_S + LEASE_MARGIN_S
+        assert play.machine.deadline() <= play.now - 5.0 + GRACE_S + LEASE_S + LEASE_MARGIN_S
     play = Play(hosts=2, workers=4).run()
     for _ in range(3):
         play.happens(StopRequested("SIGINT"))
@@ -1226,18 +1278,7 @@ def test_what_a_rank_has_raised_is_not_forgotten_when_its_host_is_lost_with_a_ch
 def test_this_machine_is_given_up_earlier_as_its_lease_is_for_ctrl_z() -> None:
     play = Play(workers=2, orders={"one": order(2, is_local=True, lease_s=86400.0)}).run()
     play.raises(0)
-    assert play.machine.deadline() == play.now + STOP_TIMEOUT_S
-
-
-def test_a_host_that_freezes_when_all_work_is_done_does_not_make_the_run_a_failed_one() -> None:
-    play = Play(hosts=2, workers=4).run()
-    play.all_succeed()
-    play.gone("one")
-    for wait_s in (EXIT_TIMEOUT_S, LEASE_S + LEASE_MARGIN_S):
-        play.now += wait_s
-        actions = play.happens(Tick())
-    assert "two: processes could not be ended within the time limit" in said(actions)
-    assert play.state is RunState.FINISHED
+    assert play.machine.deadline() == play.now + GRACE_S + STOP_TIMEOUT_S
 
 
 @pytest.mark.parametrize("backoff_s", [0.0, 3.0])
@@ -1480,7 +1521,7 @@ def test_hosts_that_cannot_be_emptied_are_given_up_by_name() -> None:
     play = Play(hosts=2, workers=4).run()
     play.raises(0)
     play.gone("one")
-    play.now += LEASE_S + LEASE_MARGIN_S
+    play.now += GRACE_S + LEASE_S + LEASE_MARGIN_S
     play.happens(Tick())
     assert play.state is RunState.FAILED
     assert str(play.machine.problem).startswith("two: ")

@@ -136,13 +136,14 @@ def test_a_function_of_the_user_with_a_name_of_ours_is_the_users() -> None:
 # -- last words ------------------------------------------------------------------------------------------------------
 
 
-def test_of_a_crash_the_users_frames_are_quoted() -> None:
+@pytest.mark.parametrize("head", ["Fatal Python error: Segmentation fault", "Timeout (0:00:01)!"])
+def test_of_a_crash_the_users_frames_are_quoted(head: str) -> None:
     frames = [("/usr/lib/python3.11/ctypes/__init__.py", 517, "string_at"), ("/home/me/train.py", 25, "train")]
     bottom = [*BOTTOM, (f"{OURS}/agent/forkserver.py", 9, "main"), ("<frozen runpy>", 88, "_run_code")]
     dump = thread([*frames, *bottom], "Current thread 0x00007f12 (most recent call first):")
-    printed = f"epoch 1\nFatal Python error: Segmentation fault\n\n{dump}\nExtension modules: numpy, torch (total: 99)"
+    printed = f"epoch 1\n{head}\n\n{dump}\nExtension modules: numpy, torch (total: 99)"
     assert last_words(printed.splitlines()) == [
-        "Fatal Python error: Segmentation fault",
+        head,
         '  File "/usr/lib/python3.11/ctypes/__init__.py", line 517 in string_at',
         '  File "/home/me/train.py", line 25 in train',
     ]

@@ -66,6 +66,20 @@ def test_a_button_switches_to_a_logarithmic_scale(browser: Browser, restarted: R
     assert browser.complaints == []
 
 
+def test_the_axis_of_a_loss_that_diverges_has_labels(browser: Browser, run: Run) -> None:
+    run.manifest({"started": 0.0, "training": 0.0, "ended": 9.0})
+    for n, value in enumerate((2.0, 5e36, 1e38, 3e300)):
+        run.report(float(n), n, metrics={"loss": value})
+    browser.show(write_page(run.root), width=800)
+    browser.evaluate(
+        "window.texts = []; CanvasRenderingContext2D.prototype.fillText = (text) => window.texts.push(text);"
+        "for (let i = 0; i < 2; i++) document.querySelector('button').click()"
+    )
+    browser.evaluate("new Promise((then) => requestAnimationFrame(() => requestAnimationFrame(then)))")
+    assert {"1e300", "2e300", "3e300"} <= set(browser.evaluate("window.texts"))
+    assert browser.complaints == []
+
+
 def test_the_policy_of_the_page_stops_what_is_not_ours(browser: Browser, restarted: Run) -> None:
     """Were a text not escaped, it could still neither run nor reach the network."""
     page = write_page(restarted.root)

@@ -48,6 +48,10 @@ def test_ranks_that_read_other_data_are_named() -> None:
     warning = other_data({0: {"a": position(1)}, 1: {"a": position(2)}})
     assert warning is not None
     assert "'a' is not the same on all ranks: rank 0 reads {'rows': 1}, and rank 1 reads {'rows': 2}" in warning
+    streams = {rank: {"a": {"epoch": 0, "data": {}, "first rows": {"x": rank}, "ranks": 2}} for rank in (0, 1)}
+    assert "rank 0 reads {'x': 0}, and rank 1 reads {'x': 1}; some rows come twice, or never." in str(
+        other_data(streams)
+    )
 
 
 def files_of(folder: Path) -> tuple[CommittedFile, ...]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+import importlib.util
+import os
+import sys
+from types import SimpleNamespace
 
 import pytest
 
-from distrain.worker.job.early_variables import sets_early
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from distrain.api import current
+from distrain.worker.job.early_variables import end_watch, sets_early, watch
 
 
 @pytest.mark.parametrize(
@@ -35,12 +37,46 @@ if TYPE_CHECKING:
         ("", False),
     ],
 )
-def test_the_source_shows_if_a_variable_is_set_above_the_import(tmp_path: Path, source: str, expected: bool) -> None:
-    (tmp_path / "train.py").write_text(source)
-    assert sets_early(str(tmp_path / "train.py")) is expected
+def test_the_source_shows_if_a_variable_is_set_above_the_import(source: str, expected: bool) -> None:
+    assert sets_early(source) is expected
 
 
-def test_a_script_that_is_not_there_or_not_python_sets_nothing(tmp_path: Path) -> None:
-    (tmp_path / "app.pyz").write_bytes(b"PK\x03\x04\0\xff")
-    assert not sets_early(str(tmp_path / "app.pyz"))
-    assert not sets_early(str(tmp_path / "missing.py"))
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("import torch", []),
+        ("environ['OMP_NUM_THREADS'] = '7'; import torch", ["torch: OMP_NUM_THREADS"]),
+        ("environ['OMP_NUM_THREADS'] = '5'; import torch", []),
+        ("environ.pop('OMP_NUM_THREADS'); import torch.nn", ["torch: OMP_NUM_THREADS"]),
+        ("environ.update(TORCH_LOGS='x', KMP_A='1'); from torch.utils import data", ["torch: KMP_A, TORCH_LOGS"]),
+        ("import torch; environ['OMP_NUM_THREADS'] = '7'; import numpy, torch.nn", []),
+        ("import numpy; environ['PYTORCH_JIT'] = '0'; import_module('torch.nn')", ["torch: PYTORCH_JIT"]),
+        ("environ['OPENBLAS_NUM_THREADS'] = '1'; import numpy; import torch", ["numpy: OPENBLAS_NUM_THREADS"]),
+        ("environ['HF_HOME'] = environ['CUDA_VISIBLE_DEVICES'] = '0'; import torch", []),
+        ("environ['OMP_NUM_THREADS'] = '7'", ["torch: OMP_NUM_THREADS"]),
+        ("assert not {'torch', 'torch.nn', 'numpy'} & {*sys.modules}; assert find_spec('torch').origin", []),
+    ],
+)
+def test_what_comes_too_late_for_a_forked_rank_is_told_at_its_import(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: str, told: list[str]
+) -> None:
+    import numpy as np
+    import torch
+
+    names = {name for name in sys.modules if name.partition(".")[0] in ("torch", "numpy")}
+    specs = torch.__spec__, np.__spec__
+    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "5"})
+    monkeypatch.setattr(current, "session", SimpleNamespace(context=SimpleNamespace(world_rank=0)))
+    watch()
+    user = {"environ": os.environ, "sys": sys, **vars(importlib), "find_spec": importlib.util.find_spec}
+    try:
+        exec(code, user)
+    finally:
+        end_watch()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "may not notice" in line]
+    assert [f"{line.split()[1]}: {line.partition('value of ')[2].partition(', which')[0]}" for line in lines] == told
+    assert sys.modules["torch"] is torch
+    assert sys.modules["numpy"] is np
+    assert names <= {*sys.modules}
+    assert (torch.__spec__, np.__spec__) == specs
+    assert not any(type(finder).__name__ == "_Hidden" for finder in sys.meta_path)

@@ -371,8 +371,8 @@ def test_a_function_of_a_file_is_called_with_the_config(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("interpreter_state")
 def test_a_function_that_is_not_there_is_named() -> None:
-    with pytest.raises(JobError, match="json has no function 'train'"):
-        TargetWork(target="json:train", config={}, backend=BackendConfig()).run()
+    with pytest.raises(JobError, match=r"json has no function 'loda'; did you mean load\?"):
+        TargetWork(target="json:loda", config={}, backend=BackendConfig()).run()
 
 
 def test_modules_of_a_class_of_their_own_are_pickled_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -53,10 +54,48 @@ def test_a_forked_child_switches_threads_as_usual_and_can_nap() -> None:
         time.sleep(0.001)
     pid = os.fork()
     if pid == 0:
-        os._exit(sys.getswitchinterval() != usual or places._switches_soon.locked())
+        try:
+            is_usual = sys.getswitchinterval() == usual
+            places.nap(0.0)  # would wait for ever
+            os._exit(not is_usual)
+        finally:
+            os._exit(2)
     assert os.waitpid(pid, 0)[1] == 0
     thread.join()
     assert sys.getswitchinterval() == usual
+
+
+def test_the_users_code_sees_and_keeps_the_switch_interval_that_it_has_set() -> None:
+    get_switch_s, set_switch_s = places.SWITCH_FUNCTIONS
+    usual = get_switch_s()
+    thread = threading.Thread(target=places.nap, args=(0.2,))
+    thread.start()
+    while sys.getswitchinterval() == usual:
+        time.sleep(0.001)
+    try:
+        assert get_switch_s() == usual
+        set_switch_s(0.02)
+        places.nap(0.01)
+        assert get_switch_s() == pytest.approx(0.02)
+    finally:
+        set_switch_s(usual)
+    thread.join()
+
+
+def test_the_users_code_may_switch_the_garbage_collector_off_and_on_at_any_time() -> None:
+    usual = gc.get_threshold()
+    with places.no_collection():
+        assert gc.isenabled()
+        gc.disable()
+    assert not gc.isenabled()
+    gc.enable()
+    assert gc.get_threshold() == usual
+    try:
+        with places.no_collection():
+            gc.set_threshold(500, 5, 5)
+        assert gc.get_threshold() == (500, 5, 5)
+    finally:
+        gc.set_threshold(*usual)
 
 
 # -- the names to which running code refers --------------------------------------------------------------------------

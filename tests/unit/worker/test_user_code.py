@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,7 +17,23 @@ from distrain.worker.user_code import run_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
+LEAVES = """
+import atexit, os, signal, sys, threading, time
+from distrain.worker import user_code
+
+def wait_at_exit():
+    print("interrupts", flush=True)
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+
+user_code.NOTICE_S = 0.1
+threading.Thread(target=time.sleep, args=[0.25], name="late").start()
+atexit.register(wait_at_exit)
+user_code.exit_process(0)
+"""
 C10D = "torch.distributed.distributed_c10d"
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:34020."
 
@@ -59,6 +78,14 @@ def session() -> Session:
         storage_path="/runs", attempt=2, devices=(),
     )  # fmt: skip
     return Session(None, context, None)  # type: ignore[arg-type]
+
+
+def test_a_process_that_waits_before_it_exits_says_for_what_and_ctrl_c_ends_the_wait(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    done = subprocess.run([sys.executable, tmp_path / "leaves.py"], capture_output=True, text=True, timeout=20)
+    assert "waiting for the thread 'late', at run (threading.py:" in done.stderr
+    assert "waiting for an exit handler, at wait_at_exit (leaves.py:7); Ctrl-C ends it" in done.stderr
+    assert done.returncode == 128 + signal.SIGINT
 
 
 def blames_peer(session: Session, error: BaseException) -> bool:
