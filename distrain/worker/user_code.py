@@ -438,6 +438,10 @@ def _explanation(work: Work | None, error: BaseException, traceback_text: str) -
         text = (
             f"{work.target} is called with the values of --config and --set, a dict; it has to parse arguments itself"
         )
+    elif isinstance(error, KeyError) and getattr(work, "config", None) == {}:
+        text = "the config is empty: train_loop_config=..., or --config and --set, fill it"
+    elif "has no attribute 'set_epoch'" in traceback_text:
+        text = "prepare_data_loader() gives a loader a sampler that has set_epoch()"
     elif problem := shared_memory_problem(traceback_text):
         text = problem
     elif isinstance(error, FileNotFoundError) and MIRROR in os.environ:

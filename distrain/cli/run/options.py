@@ -30,12 +30,14 @@ _INSTEAD = {
     **dict.fromkeys(("n", "np", "nprocs", "num-processes", "num-procs", "workers"), "use --num-workers N"),
     **dict.fromkeys(("gpus", "num-gpus", "ngpus", "gpus-per-node", "devices"), "use --num-workers N --use-gpu"),
     **dict.fromkeys(("nodes", "num-nodes", "num-machines"), "name the hosts with --hosts or --hostfile"),
+    "port": "use --env MASTER_PORT=PORT",
+    "ssh-key": "use --ssh-args='-i KEY'",
     "use-env": "leave it out: ranks always get the variables",
     "no-python": "ranks are Python; in a script, subprocess.run() starts another program",
     "print-completion": "`distrain run --help` lists the options",
     "virtual-local-rank": "set CUDA_VISIBLE_DEVICES to LOCAL_RANK at the top of the script",
 }
-"""Options of torchrun that distrain does not have, and what to do instead."""
+"""Options that people expect, as other launchers have them, and what to use instead."""
 
 
 _CHECK = "Check if the hosts can train together; run nothing. All other options of `distrain run` are allowed, too."

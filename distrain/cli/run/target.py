@@ -34,8 +34,10 @@ def work_of(options: argparse.Namespace, user_path: Sequence[str], *, is_needed:
         return job.FunctionWork(backend=backend, function=print, config={})
     if options.target is None:
         raise ValueError("nothing to run: name a script, `-m MODULE`, or file.py:function")
-    if "::" in options.target:
-        raise ValueError(f"{options.target!r}: name a function as {options.target.replace('::', ':')}")
+    if options.target != (function := options.target.replace("::", ":").removesuffix("()")):
+        raise ValueError(f"{options.target!r}: name a function as {function}")
+    if options.target in ("python", "python3"):
+        raise ValueError(f"leave {options.target} out: name the script, which distrain runs with its own interpreter")
     if is_function(options.target):
         if (home := options.target.rpartition(":")[0]).endswith(".py"):
             _existing(home)

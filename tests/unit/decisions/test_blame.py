@@ -150,6 +150,7 @@ def test_a_process_that_may_start_nothing_more_tells_what_to_do(act: Callable[[]
             ValueError("Default process group has not been initialized, please"),
             "`distrain run script.py:main` sets it up",
         ),
+        (AttributeError("'RandomSampler' object has no attribute 'set_epoch'"), "gives a loader a sampler that has"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "for lack of memory: lower the Data"),
     ],
 )
