@@ -8,8 +8,7 @@ host when its coordinator is gone.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -20,6 +19,7 @@ from tests.simulation.world import Process, SimulatedBackground, SimulatedLoop, 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.simulation.worker import SimulatedRank
 

@@ -90,14 +90,14 @@ KNOWN = [
     Known(
         "a round that is being stored is dropped",
         "coordinator/memory_rounds.py",
-        "        needed = [self._start, self._copying, self._storing_name, *(saved.path.name for saved in self._best())]\n",
-        "        needed = [self._start, self._copying, *(saved.path.name for saved in self._best())]\n",
+        "[self._start, self._copying, self._storing_name, *(",
+        "[self._start, self._copying, *(",
     ),
     Known(
         "parts on a lost host are waited for",
         "coordinator/memory_rounds.py",
-        "        if self._storing is not None:\n            self._store_parts({rank for rank, source in self._storing.sources.items() if source[0] == host})\n",
-        "",
+        "            self._store_parts({rank for rank, source in self._storing.sources.items() if source[0] == host})\n",
+        "            pass\n",
     ),
     Known(
         "copies are not used",
@@ -150,8 +150,8 @@ KNOWN = [
     Known(
         "a rank that reports while a checkpoint is committed without it is not noticed",
         "coordinator/report_handler.py",
-        "        for rank in self._bringing.keys() & saved.silent:  # it came while this was committed\n            self._disown(rank)\n",
-        "",
+        "self._bringing.keys() & saved.silent:",
+        "():",
     ),
     Known(
         "the run goes on from a checkpoint that was not verified",
@@ -162,8 +162,8 @@ KNOWN = [
     Known(
         "lines that a full disk did not take are lost",
         "coordinator/store/run_store.py",
-        "        while self.unwritten:\n            del self.unwritten[: os.write(self._fd, self.unwritten)]\n",
-        "        unwritten, self.unwritten = self.unwritten, bytearray()\n        while unwritten:\n            del unwritten[: os.write(self._fd, unwritten)]\n",
+        "            del self.unwritten[: os.write(self._fd, self.unwritten)]\n",
+        "            unwritten, self.unwritten = self.unwritten, bytearray()\n            os.write(self._fd, unwritten)\n",
     ),
     Known(
         "a collective whose rank has failed is never ended",
@@ -186,7 +186,7 @@ KNOWN = [
     Known(
         "the commit is told after older checkpoints are deleted",
         "coordinator/report_handler.py",
-        "        latest, ranks = self._store.committed[-1], frozenset(commit.ranks)  # a newer one may have been committed faster\n",
-        "        latest, ranks = saved, frozenset(commit.ranks)\n",
+        "latest, ranks = self._store.committed[-1], ",
+        "latest, ranks = saved, ",
     ),
 ]

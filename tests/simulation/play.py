@@ -12,6 +12,7 @@ import random
 import tempfile
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,8 @@ from distrain.hosts.host import HostSettings
 from distrain.hosts.hostfile import HostSpec
 from distrain.storage import checkpoint, file_transfer
 from distrain.system import log
-from distrain.worker.job.job import FunctionWork
 from distrain.worker import session
+from distrain.worker.job.job import FunctionWork
 from distrain.worker.reporting import memory_part
 from tests.simulation import hosts, worker, world
 from tests.simulation.hosts import LEASE_S, Host, SimulatedRanks
@@ -246,10 +247,12 @@ class Play:
             case "flip memory" | "flip disk":
                 where = [host.memory for host in up] if fault.kind == "flip memory" else [self.run_directory]
                 files = [
-                    file for root in where for file in sorted(root.rglob("*"))
-                    if file.is_file() and file.stat().st_size and file.name[0] != "." and file.suffix in (".bin", ".json")
-                    and any(part.startswith(("rank_", "checkpoint_")) for part in file.parts)
-                ]  # fmt: skip
+                    file
+                    for root in where
+                    for pattern in ("**/rank_*/**/*_?.*", "checkpoint_*/*_?.*", "checkpoint_*/state.json")
+                    for file in sorted(root.glob(pattern))
+                    if file.stat().st_size
+                ]
                 if files:
                     file = files[fault.target % len(files)]
                     self.world.say(f"a bit of {file.relative_to(self.root)} flips")
@@ -337,7 +340,7 @@ class _Recorder:
 
 def played(scenario: Scenario) -> Play:
     """Play a scenario in a new directory in memory, and delete that."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="distrain-simulation-") as folder:  # noqa: S108
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="distrain-simulation-") as folder:
         play = Play(scenario, Path(folder))
         play.play()
         return play
@@ -397,7 +400,7 @@ def patched(of: World, play: Play) -> Iterator[None]:
         return uuid.UUID(int=next(numbers) | 1 << 100)
 
     patches = [
-        mock.patch.object(time, "monotonic", lambda: of.now),
+        mock.patch.object(time, "monotonic", of.monotonic),
         mock.patch.object(time, "time", of.wall),
         mock.patch.object(time, "sleep", of.sleep),
         mock.patch.object(uuid, "uuid4", unique),
@@ -408,22 +411,22 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(fcntl, "flock", take_lock),
         mock.patch.object(engine, "Loop", SimulatedLoop),
         mock.patch.object(engine, "Background", SimulatedBackground),
-        mock.patch.object(engine, "many_open_files", lambda *given: contextlib.nullcontext()),
+        mock.patch.object(engine, "many_open_files", return_value=contextlib.nullcontext()),
         mock.patch.object(memory_keeper, "Background", SimulatedBackground),
         mock.patch.object(memory_keeper, "threading", threading),
         mock.patch.object(memory_keeper, "SimpleQueue", Queue),
         mock.patch.object(local_store, "threading", threading),
         mock.patch.object(session, "threading", threading),
         mock.patch.object(file_transfer, "in_threads", lambda function, items, threads=0: [function(i) for i in items]),
-        mock.patch.object(memory_part, "_check_room", lambda needed: _check_room(of)),
+        mock.patch.object(memory_part, "_check_room", partial(_check_room, of)),
         mock.patch.object(os, "mkdir", slow(os.mkdir)),
         mock.patch.object(os, "write", slow_write),
         mock.patch.object(run_module, "Coordinator", _Coordinator),
-        mock.patch.object(run_module, "import_observers", lambda: None),
-        mock.patch.object(run_module, "observers_of", lambda *given: []),
-        mock.patch.object(RunFacts, "begin", lambda self: None),
-        mock.patch.object(RunFacts, "end", lambda self: None),
-        mock.patch.object(RunFacts, "note_changes", lambda self, *given: []),
+        mock.patch.object(run_module, "import_observers"),
+        mock.patch.object(run_module, "observers_of", return_value=[]),
+        mock.patch.object(RunFacts, "begin"),
+        mock.patch.object(RunFacts, "end"),
+        mock.patch.object(RunFacts, "note_changes", return_value=[]),
         mock.patch.object(log._logger, "handlers", [handler]),
         mock.patch.object(log, "_warned", set()),
     ]
@@ -444,7 +447,7 @@ def _path_of(file: Any) -> str:
     return os.fspath(file) if isinstance(file, (str, os.PathLike)) else ""
 
 
-def _check_room(of: World) -> None:
+def _check_room(of: World, needed: int) -> None:
     assert of.current is not None
     if of.current.process.session.host.memory_is_full:  # type: ignore[attr-defined]
         raise OSError(errno.ENOSPC, "the memory of this host is full")

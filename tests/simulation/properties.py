@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.observer import AttemptEnded, Committed, HangBegan
+from distrain.errors import DistrainError
 from distrain.storage.checkpoint import MANIFEST_FILE
 from distrain.storage.records import damage_of
 
@@ -79,9 +80,7 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
     error = life.process.error
     if life.was_killed:
         return
-    known = ("WorkerGroupError", "PreemptionError", "KeyboardInterrupt", "ControllerError", "StorageError", "LaunchError",
-             "ResourcesError")  # fmt: skip
-    if error is not None and type(error).__name__ not in known:
+    if error is not None and not isinstance(error, (DistrainError, KeyboardInterrupt)):
         yield f"fit() raised {type(error).__name__}: {error}"
     if not (play.scenario.faults or play.scenario.raises) and error is not None:
         yield f"nothing was disturbed, but fit() raised {type(error).__name__}: {error}"

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from tests.simulation.play import Play
 
 _MOST_TRIES = 150
+_SIZES = ("seed", "ranks", "hosts", "steps", "faults", "step_s", "mode")
+"""Fields that are made smaller, and not set to their default."""
 
 
 def shrunk(scenario: Scenario, violation: str) -> Scenario:
@@ -39,9 +41,8 @@ def _simpler(scenario: Scenario) -> Iterator[Scenario]:
     for number in range(len(faults)):
         yield replace(scenario, faults=faults[:number] + faults[number + 1 :])
     for field in fields(Scenario):
-        if field.name not in ("seed", "ranks", "hosts", "steps", "faults", "step_s", "mode"):
-            if getattr(scenario, field.name) != field.default:
-                yield replace(scenario, **{field.name: field.default})
+        if field.name not in _SIZES and getattr(scenario, field.name) != field.default:
+            yield replace(scenario, **{field.name: field.default})
     if scenario.steps > 1:
         yield replace(scenario, steps=scenario.steps - 1)
     if scenario.hosts > 1:

@@ -10,7 +10,6 @@ import heapq
 import itertools
 import random
 import threading
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from distrain.system.loop import Loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
+    from collections.abc import Callable, Sequence
 
 _STARTED = 1_000.0
 """What time.monotonic() shows when a world begins."""
@@ -53,6 +51,10 @@ class World:
     def wall(self) -> float:
         """Return what time.time() shows."""
         return _BEGAN_AT + self.now - _STARTED + self.clock_error_s
+
+    def monotonic(self) -> float:
+        """Return what time.monotonic() shows."""
+        return self.now
 
     def say(self, text: str) -> None:
         """Note that something has happened."""
