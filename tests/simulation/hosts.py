@@ -1,0 +1,397 @@
+"""Hosts of a simulated world: a model of the agent, its forkserver and its uploader, written as the protocol allows.
+
+What an agent does with checkpoints in memory is the real code. The rest is the specification of an agent in few lines:
+it starts ranks, passes their messages on, reports their ends, takes them through the ladder of a stop, and empties its
+host when its coordinator is gone.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distrain import wire
+from distrain.agent.memory_keeper import MemoryKeeper
+from distrain.decisions.events import HostLost
+from distrain.transfer.executor import StorageExecutor
+from tests.simulation.world import Process, SimulatedBackground, SimulatedLoop, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.simulation.worker import SimulatedRank
+
+LEASE_S = 15.0
+_LATENCY_S = 0.004
+
+
+class Line:
+    """One direction of a connection: messages arrive in order, each after a while, or not at all."""
+
+    def __init__(self, world: World, deliver: Callable[[wire.Frame], None]) -> None:
+        self._world, self._deliver = world, deliver
+        self._last = 0.0
+        self.is_cut = False
+        self.delay_s = 0.0
+        """What is added to the latency of further messages."""
+
+    def send(self, message: wire.Message) -> None:
+        if self.is_cut:
+            return
+        [frame] = wire.Decoder().feed(wire.encode(message))
+        latency = self._world.random.random() * _LATENCY_S + self.delay_s
+        self._last = max(self._world.now + latency, self._last + 1e-7)
+        self._world.at(self._last, lambda: None if self.is_cut else self._deliver(frame))
+
+
+@dataclass
+class Host:
+    """A machine. It outlives the agents of its runs."""
+
+    world: World
+    name: str
+    root: Path
+    slots: int
+    make_rank: Callable[[Agent, wire.WorkerSpec], SimulatedRank]
+    is_up: bool = True
+    agent: Agent | None = None
+    memory_is_full: bool = False
+    agents: list[Agent] = field(default_factory=list)
+
+    @property
+    def memory(self) -> Path:
+        return self.root / "memory"
+
+    def die(self) -> None:
+        """Lose power."""
+        self.is_up = False
+        if self.agent is not None:
+            self.agent.lose()
+        shutil.rmtree(self.memory, ignore_errors=True)
+
+    def start_agent(self, up: Line) -> Agent:
+        """Start an agent. Whatever an earlier one has left ends first."""
+        if self.agent is not None:
+            self.agent.lose()
+        shutil.rmtree(self.memory, ignore_errors=True)
+        self.memory.mkdir(parents=True)
+        self.agent = Agent(self, up)
+        self.agents.append(self.agent)
+        return self.agent
+
+
+class Agent:
+    """The agent of a host for one coordinator."""
+
+    def __init__(self, host: Host, up: Line) -> None:
+        self.host, self.world = host, host.world
+        self.up = up
+        self.process = Process(self.world, f"agent of {host.name}")
+        self.loop = SimulatedLoop()
+        self.ranks: dict[int, SimulatedRank] = {}
+        self.heard_at = self.world.now
+        self._attempt = -1
+        self._stopping: wire.Stop | None = None
+        self._is_started = False
+        self._forkserver_ready = False
+        self._waiting: wire.Start | None = None
+        self._is_closed = False
+        self._memory: MemoryKeeper | None = None
+        self.uploader: SimulatedBackground | None = None
+        self._executor = StorageExecutor()
+        self.process.at_death.append(self._after_death)
+        self.process.start(self._run, is_main=True)
+
+    # -- its life -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self.uploader = SimulatedBackground(self.loop, "uploader")
+        hello = wire.Hello(
+            wire=wire.WIRE_VERSION, distrain=wire.DISTRAIN_VERSION, python="3.11", pid=1, cpus=8, memory_bytes=0,
+            gpus=None, network="here",
+        )  # fmt: skip
+        self.up.send(hello)
+        self._beat()
+        self.loop.run()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._memory is not None and not self._is_closed:
+            self._memory.begin_to_store()
+        for rank in self.ranks.values():
+            rank.process.kill()
+        if self._memory is not None:
+            self._memory.finish_storing(lambda: None)
+        shutil.rmtree(self.host.memory, ignore_errors=True)
+
+    def _after_death(self) -> None:
+        for rank in self.ranks.values():
+            rank.process.kill()
+        shutil.rmtree(self.host.memory, ignore_errors=True)
+        self.up.is_cut = True
+
+    def lose(self) -> None:
+        """End at once, with everything on the host."""
+        self.process.kill()
+
+    def end_of_input(self) -> None:
+        """Hear that the coordinator has closed the connection, or is dead."""
+        if self.process.is_alive:
+            self.loop.post(self.loop.stop)
+
+    def receive(self, frame: wire.Frame) -> None:
+        if self.process.is_alive:
+            take = lambda: self._take(frame)  # noqa: E731
+            self.process.unread.append(lambda: self.loop.post(take)) if self.process.is_stopped else self.loop.post(
+                take
+            )
+
+    def _beat(self) -> None:
+        silence_s = self.loop.silence_s(self.heard_at)
+        if silence_s > LEASE_S:
+            self.up.send(wire.HostFailed(text="the coordinator was silent", leaves=True))
+            self.loop.stop()
+            return
+        self.up.send(wire.Ping())
+        self.loop.call_in("beat", min(LEASE_S / 2, LEASE_S - silence_s + 0.01), self._beat)
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def _take(self, frame: wire.Frame) -> None:
+        self.heard_at = self.world.now
+        message = frame.message()
+        match message:
+            case wire.Ping():
+                self._beat()
+            case wire.ToWorker():
+                rank = self.ranks.get(message.rank)
+                if rank is not None and message.attempt == self._attempt:
+                    rank.receive(frame)
+            case wire.ToMemory():
+                self._keep(message)
+            case wire.Prepare():
+                self._forkserver_ready = False
+                self.loop.call_in("ready", self.world.random.random(), self._ready)
+            case wire.ReservePorts(attempt=attempt, ports=ports):
+                self.up.send(wire.RendezvousPorts(attempt=attempt, ports=[1] * ports))
+            case wire.ProbeHost(nonce=nonce):
+                self.up.send(wire.HostProbed(nonce=nonce))
+            case wire.Start() if message.attempt > self._attempt:
+                self._start(message)
+            case wire.Stop():
+                self._stop(message)
+            case wire.TakeStacks(attempt=attempt) if attempt == self._attempt and self._stopping is None:
+                self.loop.call_in("stacks", 0.2, lambda: self._send_stacks(watches=message.watches))
+            case wire.Upload() if message.attempt == self._attempt or message.ordinal < 0:
+                assert self.uploader is not None
+                order = message
+                self.uploader.do(lambda: self._executor.do(order), self.up.send)
+            case wire.Close():
+                self._is_closed = True
+                self.loop.stop()
+
+    def _send_stacks(self, *, watches: bool) -> None:
+        living = self._living()
+        silent = [rank.number for rank in living if rank.process.is_stopped]
+        for rank in living:
+            if rank.number not in silent:
+                self.up.send(wire.StackDump(attempt=self._attempt, rank=rank.number, body=b""))
+        idle = [rank.number for rank in living if watches and rank.activity != "moves"]
+        self.up.send(wire.StacksDone(attempt=self._attempt, silent=silent, idle=idle))
+
+    def _keep(self, message: wire.ToMemory) -> None:
+        if self._memory is None:
+            self._memory = MemoryKeeper(self.loop, self.up.send, self.host.memory)
+            self._memory.start(self._attempt, self.ranks)
+        self._memory.handle(message)
+
+    def _ready(self) -> None:
+        self._forkserver_ready = True
+        if self._waiting is not None:
+            self._spawn(self._waiting)
+
+    def _start(self, message: wire.Start) -> None:
+        self._attempt, self._is_started, self._stopping = message.attempt, True, None
+        self.ranks = {}
+        if self._memory is not None:
+            self._memory.start(message.attempt, [fields["rank"] for fields in message.ranks])
+        if self._forkserver_ready:
+            self._spawn(message)
+        else:
+            self._waiting = message
+
+    def _spawn(self, message: wire.Start) -> None:
+        self._waiting = None
+        for fields in message.ranks:
+            spec = wire.WorkerSpec(**fields)
+            self.ranks[spec.rank] = self.host.make_rank(self, spec)
+
+    def _living(self) -> list[SimulatedRank]:
+        return [rank for rank in self.ranks.values() if not rank.is_reported]
+
+    def exited(self, rank: SimulatedRank, **how: Any) -> None:
+        """Hear that a rank's process has ended."""
+        if self.process.is_alive:
+            self.world.after(self.world.random.random() * 0.01, lambda: self.loop.post(lambda: self._reap(rank, how)))
+
+    def _reap(self, rank: SimulatedRank, how: dict[str, Any]) -> None:
+        if rank.is_reported or rank.attempt != self._attempt:
+            return
+        rank.is_reported = True
+        self.up.send(wire.Exited(attempt=self._attempt, rank=rank.number, **how))
+        if not self._living():
+            self.loop.cancel("kill")
+            self._is_started = False
+            self.up.send(wire.HostIdle(attempt=self._attempt))
+
+    # -- the end of an attempt ------------------------------------------------------------------------------------
+
+    def _stop(self, message: wire.Stop) -> None:
+        if self._waiting is not None:
+            self._waiting, self._is_started = None, False
+        self._stopping = message
+        if not self._is_started:
+            self._attempt = max(self._attempt, message.attempt)
+            self.up.send(wire.HostIdle(attempt=message.attempt))
+        elif message.grace_s > 0:
+            for rank in self._living():
+                rank.signal(message.signal)
+            self.loop.call_in("kill", message.grace_s, self._take_last_stacks)
+        else:
+            self._take_last_stacks()
+
+    def _take_last_stacks(self) -> None:
+        self.loop.call_in("kill", 0.05, self._end_workers)
+
+    def _end_workers(self) -> None:
+        assert self._stopping is not None
+        self.up.send(wire.StacksDone(attempt=self._attempt, silent=[]))
+        if self._stopping.last_grace_s > 0:
+            for rank in self._living():
+                rank.signal("SIGTERM")
+            self.loop.call_in("kill", self._stopping.last_grace_s, self._kill_workers)
+        else:
+            self._kill_workers()
+
+    def _kill_workers(self) -> None:
+        for rank in self._living():
+            rank.kill(by_us=True)
+
+
+class SimulatedRanks:
+    """The port of a coordinator to its hosts."""
+
+    def __init__(self, process: Process, hosts: dict[str, Host]) -> None:
+        self.errors: dict[int, BaseException] = {}
+        self._process, self._hosts, self._world = process, hosts, process.world
+        self._links: dict[str, _Link] = {}
+        process.at_death.append(self._hang_up)
+
+    def drive(self, run: Callable[[], None]) -> None:
+        run()
+
+    def begin(self, loop: SimulatedLoop, on_message: Any, on_lost: Any) -> None:
+        self._loop, self._on_message, self._on_lost = loop, on_message, on_lost
+        self._process.loop = loop  # type: ignore[attr-defined]
+
+    def open(self) -> None:
+        for host in self._hosts.values():
+            if host.agent is not None:
+                host.agent.lose()
+        self._ping()
+
+    def connect(self, name: str) -> None:
+        host = self._hosts[name]
+        if (former := self._links.pop(name, None)) is not None:
+            former.close()
+        if not host.is_up:
+            self._loop.call_in(f"connect {name}", 0.3, lambda: self._on_lost(HostLost(name, "it does not answer")))
+            return
+        self._links[name] = _Link(self, host)
+
+    def send(self, name: str, message: wire.Message) -> None:
+        if (link := self._links.get(name)) is not None and not link.is_dropped:
+            link.down.send(message)
+
+    def stream_argv(self, name: str) -> list[str]:
+        raise NotImplementedError
+
+    def close(self, *, keep: bool) -> None:
+        self._loop.cancel("ping")
+        deadline = self._world.now + 5.0
+        agents = [link.agent for link in self._links.values() if not link.is_dropped]
+        for link in self._links.values():
+            link.down.send(wire.Close())
+            link.is_dropped = True
+        while any(agent.process.is_alive for agent in agents) and self._world.now < deadline:
+            self._world.sleep(0.01)
+        for host in self._hosts.values():  # the sweep
+            if host.agent is not None and host.is_up:
+                host.agent.lose()
+
+    def _ping(self) -> None:
+        for link in list(self._links.values()):
+            if link.is_dropped or not link.greeted:
+                continue
+            silence_s = self._loop.silence_s(link.heard_at)
+            if silence_s > LEASE_S:
+                link.lose(f"it has been silent for {silence_s:.0f} s")
+            else:
+                link.down.send(wire.Ping())
+        self._loop.call_in("ping", 5.0, self._ping)
+
+    def _hang_up(self) -> None:
+        for link in self._links.values():
+            link.close()
+
+
+class _Link:
+    """A connection of a coordinator to an agent."""
+
+    def __init__(self, ranks: SimulatedRanks, host: Host) -> None:
+        self._ranks = ranks
+        self.host = host
+        self.greeted = self.is_dropped = False
+        self.heard_at = ranks._world.now
+        self.up = Line(ranks._world, self._receive)
+        self.agent = host.start_agent(self.up)
+        self.down = Line(ranks._world, self.agent.receive)
+        self.agent.process.at_death.append(lambda: ranks._world.after(0.01, self._ended, ranks._process))
+
+    def _receive(self, frame: wire.Frame) -> None:
+        process = self._ranks._process
+        if process.is_alive and not self.is_dropped:
+            take = lambda: self._take(frame)  # noqa: E731
+            loop = self._ranks._loop
+            process.unread.append(lambda: loop.post(take)) if process.is_stopped else loop.post(take)
+
+    def _take(self, frame: wire.Frame) -> None:
+        if self.is_dropped:
+            return
+        self.heard_at = self._ranks._world.now
+        message = frame.message()
+        if isinstance(message, wire.Ping):
+            return
+        if isinstance(message, wire.HostFailed) and message.leaves:
+            self.lose(message.text)
+            return
+        if isinstance(message, wire.Hello):
+            self.greeted = True
+            self.down.send(wire.Ping())
+        self._ranks._on_message(self.host.name, message)
+
+    def _ended(self) -> None:
+        """Notice the end of the connection, after everything that came before."""
+        self._ranks._loop.post(lambda: self.lose("distrain's process there has ended"))
+
+    def lose(self, why: str) -> None:
+        if not self.is_dropped:
+            self.close()
+            self._ranks._on_lost(HostLost(self.host.name, why))
+
+    def close(self) -> None:
+        self.is_dropped = True
+        if not self.down.is_cut:
+            self._ranks._world.after(0.01, self.agent.end_of_input)

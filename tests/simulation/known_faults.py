@@ -1,0 +1,192 @@
+"""Faults that distrain had, or might have: each as a change of its source that the simulator has to find."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Known(NamedTuple):
+    """A change of one file. ``old`` is in it once."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+KNOWN = [
+    Known(
+        "checkpoints in the order of their commits, and not of their reports",
+        "coordinator/store/run_store.py",
+        "sorted([*self.committed, *new], key=lambda saved: saved.index)",
+        "[*self.committed, *new]",
+    ),
+    Known(
+        "committed without ranks that are slow",
+        "decisions/checkpoint_assembly.py",
+        "        return self._counts.fewest >= ordinal\n",
+        "        return self._counts.fewest_above(0) >= ordinal\n",
+    ),
+    Known(
+        "committed although files are still being stored",
+        "decisions/checkpoint_assembly.py",
+        "        if pending.unstored:\n            return None\n        in_memory = [",
+        "        in_memory = [",
+    ),
+    Known(
+        "two ranks store a file of one name at the same time",
+        "decisions/checkpoint_assembly.py",
+        "            if storing is None:\n",
+        "            if True:\n",
+    ),
+    Known(
+        "a part that could not be stored is left out",
+        "decisions/checkpoint_assembly.py",
+        "        if (problem := pending.problem or _mixed_directories(pending.parts)) is not None:\n",
+        "        if (problem := _mixed_directories(pending.parts)) is not None:\n",
+    ),
+    Known(
+        "the checkpoint of the start is deleted while ranks read it",
+        "coordinator/report_handler.py",
+        "        return self._validations.awaits(saved) or (saved.index == self._start and self._is_start_read())\n",
+        "        return self._validations.awaits(saved)\n",
+    ),
+    Known(
+        "the first report does not read the start",
+        "worker/session.py",
+        "if checkpoint or not self._reports else {}",
+        "if checkpoint else {}",
+    ),
+    Known(
+        "messages of earlier attempts are heard",
+        "coordinator/coordinator.py",
+        '        if getattr(message, "attempt", self._attempt) != self._attempt:\n            return\n',
+        "",
+    ),
+    Known(
+        "attempts of a continued run begin at 0 again",
+        "coordinator/run/manifest.py",
+        '        self.first_attempt: int = self._attempts[-1]["attempt"] + 1 if self._attempts else 0\n',
+        "        self.first_attempt: int = 0\n",
+    ),
+    Known(
+        "a stopped run counts as failed",
+        "coordinator/run/run.py",
+        '        status = "failed" if not is_over else "stopped" if reason else end.state.value  # as its error says\n',
+        '        status = end.state.value if is_over else "failed"\n',
+    ),
+    Known(
+        "the newest checkpoint in memory is not stored at the end",
+        "coordinator/memory_rounds.py",
+        "        self._is_ending = True\n        self.store_or_copy()\n",
+        "        self.store_or_copy()\n",
+    ),
+    Known(
+        "the best checkpoints in memory are lost",
+        "coordinator/memory_rounds.py",
+        "        if rule is None or rule.checkpoint_score_attribute is None:\n            return []\n",
+        "        return []\n",
+    ),
+    Known(
+        "a round that is being stored is dropped",
+        "coordinator/memory_rounds.py",
+        "[self._start, self._copying, self._storing_name, *(",
+        "[self._start, self._copying, *(",
+    ),
+    Known(
+        "parts on a lost host are waited for",
+        "coordinator/memory_rounds.py",
+        "            self._store_parts({rank for rank, source in self._storing.sources.items() if source[0] == host})\n",
+        "            pass\n",
+    ),
+    Known(
+        "copies are not used",
+        "coordinator/memory_rounds.py",
+        "            if copies := self._copy_folders.get(kept.name, {}).get(part.copy):\n",
+        "            if False:\n",
+    ),
+    Known(
+        "agents delete parts that are being hashed",
+        "agent/memory_keeper.py",
+        " and part not in self._hashing:\n",
+        ":\n",
+    ),
+    Known(
+        "a part is written over files that a reader has",
+        "worker/reporting/memory_part.py",
+        "            elif path.stat().st_nlink > 1 or str(path.relative_to(folder)) not in files:\n",
+        "            elif str(path.relative_to(folder)) not in files:\n",
+    ),
+    Known(
+        "agents store an older checkpoint after the coordinator is gone",
+        "agent/memory_keeper.py",
+        "            kept = known[max(known)]\n",
+        "            kept = known[min(known)]\n",
+    ),
+    Known(
+        "a run does not look at what agents have stored alone",
+        "coordinator/store/local_store.py",
+        "            take_over(root)\n            self.directory.open()\n",
+        "            self.directory.open()\n",
+    ),
+    Known(
+        "damaged bytes in memory are stored",
+        "coordinator/memory_rounds.py",
+        "            if expected[name] != (length, crc):\n",
+        "            if False:\n",
+    ),
+    Known(
+        "a stop is not followed by SIGKILL, as its time is not limited",
+        "decisions/run_machine.py",
+        "        if self.saves_on_stop:\n            self._deadline = now + grace_s\n",
+        "        if self.saves_on_stop:\n",
+    ),
+    Known(
+        "a consequence is blamed",
+        "decisions/blame.py",
+        "    return sorted(judged, key=lambda failure: (failure.consequence, failure.order))\n",
+        "    return sorted(judged, key=lambda failure: -failure.order)\n",
+    ),
+    Known(
+        "a rank that reports while a checkpoint is committed without it is not noticed",
+        "coordinator/report_handler.py",
+        "self._bringing.keys() & saved.silent:",
+        "():",
+    ),
+    Known(
+        "the run goes on from a checkpoint that was not verified",
+        "coordinator/store/local_store.py",
+        "                if saved.is_in_memory or (damage := _damage_of(path, is_needed=is_needed)) is None:\n",
+        "                if True:\n",
+    ),
+    Known(
+        "lines that a full disk did not take are lost",
+        "coordinator/store/run_store.py",
+        "            del self.unwritten[: os.write(self._fd, self.unwritten)]\n",
+        "            unwritten, self.unwritten = self.unwritten, bytearray()\n            os.write(self._fd, unwritten)\n",
+    ),
+    Known(
+        "a collective whose rank has failed is never ended",
+        "coordinator/report_handler.py",
+        "                self._do(self._barriers.finished(rank))\n",
+        "",
+    ),
+    Known(
+        "local files are deleted although the checkpoint was dropped",
+        "worker/session.py",
+        "            if number == ordinal and has_files:\n",
+        "            if number == ordinal:\n",
+    ),
+    Known(
+        "a host that is lost while it stops is waited for",
+        "decisions/run_machine.py",
+        "        hosts = [host for host in self.plan.hosts if not self._host_pool.is_lost(host)]\n",
+        "        hosts = list(self.plan.hosts)\n",
+    ),
+    Known(
+        "the commit is told after older checkpoints are deleted",
+        "coordinator/report_handler.py",
+        "latest, ranks = self._store.committed[-1], ",
+        "latest, ranks = saved, ",
+    ),
+]

@@ -1,0 +1,462 @@
+"""Play a scenario: the real engine over simulated hosts, disturbed by faults. Return what was promised and not kept."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import logging
+import os
+import random
+import tempfile
+import time
+import uuid
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from distrain import RunConfig, ScalingConfig, wire
+from distrain.agent import memory_keeper
+from distrain.api.backend import BackendConfig
+from distrain.api.job import Job
+from distrain.api.observer import RankTrains
+from distrain.coordinator import coordinator as engine
+from distrain.coordinator import stop_signals
+from distrain.coordinator.host_files import Shipping
+from distrain.coordinator.run import run as run_module
+from distrain.coordinator.run.facts import RunFacts
+from distrain.coordinator.store import local_store
+from distrain.coordinator.store.remote_store import open_run
+from distrain.decisions.events import RunRequest
+from distrain.hosts.host import HostSettings
+from distrain.hosts.hostfile import HostSpec
+from distrain.storage import checkpoint, file_transfer
+from distrain.system import log
+from distrain.worker import session
+from distrain.worker.job.job import FunctionWork
+from distrain.worker.reporting import memory_part
+from tests.simulation import hosts, worker, world
+from tests.simulation.hosts import LEASE_S, Host, SimulatedRanks
+from tests.simulation.properties import PROPERTIES
+from tests.simulation.world import Process, Queue, SimulatedBackground, SimulatedLoop, Threading, World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.simulation.scenario import Fault, Scenario
+
+_LONGEST_S = 4_000.0
+_COST_S = 0.003
+"""The longest time of one operation on a file, between which anything may happen."""
+
+
+class Life:
+    """One process that calls fit()."""
+
+    def __init__(self, number: int, process: Process) -> None:
+        self.number, self.process = number, process
+        self.result: Any = None
+        self.coordinator: Any = None
+        self.facts: list[Any] = []
+        self.was_killed = False
+        self.asked_to_stop = 0
+
+
+class Play:
+    """A scenario that is played once."""
+
+    def __init__(self, scenario: Scenario, root: Path) -> None:
+        self.scenario = scenario
+        self.root, self.local, self.storage = root, root / "local", root / "storage"
+        self.local.mkdir(parents=True)
+        self.world = World(f"{scenario.seed} world")
+        self.collectives = worker.Collectives()
+        self.calls: list[worker.Call] = []
+        self.lives: list[Life] = []
+        self.first_steps: dict[int, int] = {}
+        """By attempt: the reports before it that count."""
+        self.hit: set[tuple[int, int, int]] = set()
+        """Life, attempt and rank of those that a fault has hit."""
+        self.violations: list[str] = []
+        self.stuck: dict[tuple[int, int], tuple[int, float]] = {}
+        """By life and attempt: the rank that was made to stand still, and when."""
+        self.stopped: list[tuple[int, int, int, float, float]] = []
+        """Life, attempt and number of ranks that were stopped, from when until when."""
+        self.flipped: list[Path] = []
+        self.rolled_back: set[tuple[int, int]] = set()
+        self.disk_error = 0
+        """The errno that writing to the storage has now; 0: none."""
+        self.told: list[tuple[float, Any]] = []
+        """All facts that observers heard, and when."""
+        self.starts: list[tuple[float, worker.SimulatedRank]] = []
+        self.loaded: list[Any] = []
+        slots = -(-scenario.ranks // scenario.hosts)
+        names = [f"host{n}" for n in range(scenario.hosts + scenario.spares)]
+        self.hosts = {name: Host(self.world, name, root / name, slots, self.make_rank) for name in names}
+
+    @property
+    def life(self) -> int:
+        """The number of the current process that calls fit()."""
+        return len(self.lives) - 1
+
+    @property
+    def run_directory(self) -> Path:
+        return self.storage / "run"
+
+    # -- what ranks ask -------------------------------------------------------------------------------------------
+
+    def script_random(self, rank: worker.SimulatedRank) -> random.Random:
+        return random.Random(f"{self.scenario.seed} {rank.number} {rank.attempt} {rank.life}")
+
+    def loss(self, step: int) -> float:
+        return random.Random(f"{self.scenario.seed} {step}").choice([1.0, 2.0, 3.0, 1.0, float("nan")])
+
+    def make_rank(self, agent: hosts.Agent, spec: wire.WorkerSpec) -> worker.SimulatedRank:
+        rank = worker.SimulatedRank(agent, spec, self)
+        self.starts.append((self.world.now, rank))
+        return rank
+
+    def check_loaded(self, rank: worker.SimulatedRank, checkpoint: Any, states: list[dict[str, Any]]) -> None:
+        self.loaded.append((rank, checkpoint, states))
+
+    # -- playing --------------------------------------------------------------------------------------------------
+
+    def play(self) -> list[str]:
+        """Play it, and return a line for each promise that was not kept."""
+        with patched(self.world, self):
+            try:
+                self._begin_life()
+                for fault in self.scenario.faults:
+                    self.world.after(fault.at, lambda fault=fault: self._strike(fault))
+                self._run()
+                for check in PROPERTIES:
+                    self.violations += [f"{check.__name__}: {text}" for text in check(self)]
+            except Exception as error:
+                self.violations.append(f"an exception of the engine: {type(error).__name__}: {error}")
+                self.crash = error
+            finally:
+                self.world.end()
+        return self.violations
+
+    def _run(self) -> None:
+        until = self.world.now + _LONGEST_S
+        while True:
+            alive = [life.process for life in self.lives if life.process.is_alive]
+            if alive:
+                self.world.while_any(alive, until)
+                if any(one.is_alive for one in alive):
+                    self.violations.append(f"the run has not ended after {_LONGEST_S:g} s")
+                    return
+            elif self.lives[-1].was_killed:
+                pending = self.world.now + 200
+                marker = Process(self.world, "waiting")
+                count = len(self.lives)
+                while len(self.lives) == count and self.world._events and self.world.now < pending:
+                    self.world.while_any([marker], self.world._events[0][0])
+                marker.is_alive = False
+                if len(self.lives) == count:
+                    return
+            else:
+                break
+        idle = Process(self.world, "afterwards")
+        self.world.while_any([idle], self.world.now + 70)
+        idle.is_alive = False
+
+    def _begin_life(self) -> None:
+        stop_signals._stopped_by.clear()
+        process = Process(self.world, f"fit() {len(self.lives)}")
+        life = process.life = Life(len(self.lives), process)  # type: ignore[attr-defined]
+        self.lives.append(life)
+        process.start(lambda: self._fit(life), is_main=True)
+
+    def _fit(self, life: Life) -> None:
+        scenario = self.scenario
+        specs = [HostSpec(name=name, slots=host.slots) for name, host in self.hosts.items()]
+        scaling = ScalingConfig(num_workers=(scenario.least, scenario.ranks) if scenario.least else scenario.ranks)
+        config = RunConfig(
+            storage_path=str(self.storage), name="run", checkpoint_config=scenario.checkpoint_config,
+            failure_config=scenario.failure_config,
+        )  # fmt: skip
+        work = FunctionWork(function=self._fit, config={}, backend=BackendConfig())
+        request = RunRequest(
+            run_id=f"life{life.number}", job=Job(blob=b"job"), backend=work.backend, scaling=scaling,
+            hosts={
+                spec.name: HostSettings(lease_s=LEASE_S, slots=spec.slots, is_local=True, directory="/", sys_path=[])
+                for spec in specs
+            },
+            failure_config=scenario.failure_config, memory_every=scenario.memory_every, stop_grace_s=10.0, argv=[],
+            python_flags=[],
+        )  # fmt: skip
+        transports: Any = [SimpleNamespace(host=spec) for spec in specs]
+        shipping = Shipping(question=wire.SetUpHost(files=[], folders=[], place=""))
+        where = run_module.Where(transports=transports, shipping=shipping, launcher=None, starts_workers=True)
+        store = open_run(config.storage_path, config.name)
+        try:
+            life.result = _Run(store, request, config, work, where, None, life, self).train()
+        finally:
+            store.close()
+
+    # -- faults ---------------------------------------------------------------------------------------------------
+
+    def _ranks(self) -> list[worker.SimulatedRank]:
+        agents = [host.agent for host in self.hosts.values() if host.agent is not None]
+        return [rank for agent in agents for rank in agent.ranks.values() if rank.process.is_alive]
+
+    def _strike(self, fault: Fault) -> None:
+        life = self.lives[-1]
+        ranks = self._ranks()
+        up = [host for host in self.hosts.values() if host.is_up and host.agent is not None]
+        loop = getattr(life.process, "loop", None)
+        match fault.kind:
+            case "kill rank" if ranks:
+                rank = ranks[fault.target % len(ranks)]
+                self._hit(rank)
+                self.world.say(f"rank {rank.number} is killed")
+                rank.kill()
+            case "stop rank" if ranks:
+                rank = ranks[fault.target % len(ranks)]
+                self._hit(rank)
+                self.world.say(f"rank {rank.number} is stopped for {fault.lasts:g} s")
+                self.stopped.append(
+                    (rank.life, rank.attempt, rank.number, self.world.now, self.world.now + fault.lasts)
+                )
+                rank.process.stop()
+                self.world.after(fault.lasts, rank.process.resume)
+            case "kill host" if up:
+                host = up[fault.target % len(up)]
+                for rank in ranks:
+                    if rank.agent.host is host:
+                        self._hit(rank)
+                self.world.say(f"{host.name} dies")
+                host.die()
+                self.world.after(fault.lasts, lambda: setattr(host, "is_up", True))
+            case "kill agent" if up:
+                host = up[fault.target % len(up)]
+                for rank in ranks:
+                    if rank.agent.host is host:
+                        self._hit(rank)
+                self.world.say(f"the agent of {host.name} is killed")
+                host.agent.lose()
+            case "full disk" | "broken disk":
+                self.world.say(f"{fault.kind} for {fault.lasts:g} s")
+                self.disk_error = errno.ENOSPC if fault.kind == "full disk" else errno.EIO
+                self.world.after(fault.lasts, lambda: setattr(self, "disk_error", 0))
+            case "flip memory" | "flip disk":
+                where = [host.memory for host in up] if fault.kind == "flip memory" else [self.run_directory]
+                files = [
+                    file
+                    for root in where
+                    for pattern in ("**/rank_*/**/*_?.*", "checkpoint_*/*_?.*", "checkpoint_*/state.json")
+                    for file in sorted(root.glob(pattern))
+                    if file.stat().st_size
+                ]
+                if files:
+                    file = files[fault.target % len(files)]
+                    self.world.say(f"a bit of {file.relative_to(self.root)} flips")
+                    self.flipped.append(file)
+                    with open(file, "r+b") as damaged:
+                        byte = damaged.read(1)
+                        damaged.seek(0)
+                        damaged.write(bytes([byte[0] ^ 1]))
+            case "full memory" if up:
+                host = up[fault.target % len(up)]
+                self.world.say(f"the memory of {host.name} is full for {fault.lasts:g} s")
+                host.memory_is_full = True
+                self.world.after(fault.lasts, lambda: setattr(host, "memory_is_full", False))
+            case "cut link" if up:
+                host = up[fault.target % len(up)]
+                self.world.say(f"the link to {host.name} is slow for {fault.lasts:g} s")
+                for line in (host.agent.up, *self._downs(life, host)):
+                    line.delay_s = fault.lasts
+                    self.world.after(fault.lasts, lambda line=line: setattr(line, "delay_s", 0.0))
+            case "kill coordinator" if life.process.is_alive:
+                self.world.say("fit() is killed")
+                life.was_killed = True
+                life.process.kill()
+                self.world.after(fault.lasts, self._begin_life)
+            case "stop coordinator" if life.process.is_alive:
+                self.world.say(f"fit() is stopped for {fault.lasts:g} s")
+                life.process.stop()
+                self.world.after(fault.lasts, life.process.resume)
+            case "stop" if life.process.is_alive and loop is not None:
+                life.asked_to_stop += 1
+                self.world.say("SIGTERM")
+                loop.post(lambda: loop.on_signal(15))
+
+    def _hit(self, rank: worker.SimulatedRank) -> None:
+        self.hit.add((rank.life, rank.attempt, rank.number))
+
+    def _downs(self, life: Life, host: Host) -> Iterator[hosts.Line]:
+        ranks = getattr(life, "ranks", None)
+        if ranks is not None and host.name in ranks._links:
+            yield ranks._links[host.name].down
+
+
+class _Run(run_module.Run):
+    """A run whose ranks live in the simulated world."""
+
+    def __init__(self, *given: Any) -> None:
+        *real, self._life, self._play = given
+        super().__init__(*real)
+
+    def _ranks(self, request: Any) -> Any:
+        self._life.ranks = SimulatedRanks(self._life.process, self._play.hosts)
+        return self._life.ranks, request
+
+    def _observers(self) -> Any:
+        observers = super()._observers()
+        observers.add(_Recorder(self._life, self._play))
+        return observers
+
+
+class _Coordinator(engine.Coordinator):
+    """The engine, which its process knows."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        world = SimulatedLoop.world
+        assert world.current is not None
+        world.current.process.life.coordinator = self  # type: ignore[attr-defined]
+        super().__init__(*given, **named)
+
+
+class _Recorder:
+    """Hears every fact of a run."""
+
+    hears = ()
+
+    def __init__(self, life: Life, play: Play) -> None:
+        self._life, self._play = life, play
+
+    def hear(self, fact: Any) -> None:
+        self._life.facts.append(fact)
+        self._play.told.append((self._play.world.now, fact))
+        if isinstance(fact, RankTrains):
+            engine = self._life.coordinator
+            self._play.first_steps[engine._attempt] = engine.report_handler._first_step
+
+
+def played(scenario: Scenario) -> Play:
+    """Play a scenario in a new directory in memory, and delete that."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="distrain-simulation-") as folder:
+        play = Play(scenario, Path(folder))
+        play.play()
+        return play
+
+
+# -- the patches that make the world the only one --------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def patched(of: World, play: Play) -> Iterator[None]:
+    """Let everything that distrain does within the block happen in this world."""
+    SimulatedLoop.world = SimulatedBackground.world = Queue.world = of
+    threading = Threading(of)
+    numbers = itertools.count()
+    handler = logging.Handler()
+    handler.emit = lambda record: of.say(record.getMessage())  # type: ignore[method-assign]
+    flock = fcntl.flock
+
+    def take_lock(fd: int, how: int) -> None:
+        while True:
+            try:
+                flock(fd, how | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if how & fcntl.LOCK_NB:
+                    raise
+                of.sleep(0.02)
+        if of.current is not None:
+            status = os.fstat(fd)
+
+            def unlock() -> None:
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(os.fstat(fd), status):
+                        flock(fd, fcntl.LOCK_UN)
+
+            of.current.process.at_death.append(unlock)
+
+    storage = str(play.storage)
+
+    def slow(function: Any) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            of.pause(_COST_S)
+            if play.disk_error and _path_of(given[-1]).startswith(storage):
+                raise OSError(play.disk_error, os.strerror(play.disk_error), _path_of(given[-1]))
+            return function(*given, **named)
+
+        return call
+
+    write = os.write
+
+    def slow_write(fd: int, data: Any) -> int:
+        if play.disk_error and _path_of(fd).startswith(storage):
+            raise OSError(play.disk_error, os.strerror(play.disk_error), _path_of(fd))
+        return write(fd, data)
+
+    def unique() -> uuid.UUID:
+        return uuid.UUID(int=next(numbers) | 1 << 100)
+
+    patches = [
+        mock.patch.object(time, "monotonic", of.monotonic),
+        mock.patch.object(time, "time", of.wall),
+        mock.patch.object(time, "sleep", of.sleep),
+        mock.patch.object(uuid, "uuid4", unique),
+        mock.patch.object(os, "rename", slow(os.rename)),
+        mock.patch.object(os, "replace", slow(os.replace)),
+        mock.patch.object(os, "fsync", slow(lambda fd: None)),
+        mock.patch.object(os, "fdatasync", slow(lambda fd: None)),
+        mock.patch.object(fcntl, "flock", take_lock),
+        mock.patch.object(engine, "Loop", SimulatedLoop),
+        mock.patch.object(engine, "Background", SimulatedBackground),
+        mock.patch.object(engine, "many_open_files", return_value=contextlib.nullcontext()),
+        mock.patch.object(memory_keeper, "Background", SimulatedBackground),
+        mock.patch.object(memory_keeper, "threading", threading),
+        mock.patch.object(memory_keeper, "SimpleQueue", Queue),
+        mock.patch.object(local_store, "threading", threading),
+        mock.patch.object(session, "threading", threading),
+        mock.patch.object(file_transfer, "in_threads", lambda function, items, threads=0: [function(i) for i in items]),
+        mock.patch.object(memory_part, "_check_room", partial(_check_room, of)),
+        mock.patch.object(os, "mkdir", slow(os.mkdir)),
+        mock.patch.object(os, "write", slow_write),
+        mock.patch.object(run_module, "Coordinator", _Coordinator),
+        mock.patch.object(run_module, "import_observers"),
+        mock.patch.object(run_module, "observers_of", return_value=[]),
+        mock.patch.object(RunFacts, "begin"),
+        mock.patch.object(RunFacts, "end"),
+        mock.patch.object(RunFacts, "note_changes", return_value=[]),
+        mock.patch.object(log._logger, "handlers", [handler]),
+        mock.patch.object(log, "_warned", set()),
+    ]
+    with contextlib.ExitStack() as stack:
+        for one in patches:
+            stack.enter_context(one)
+        checkpoint.fetch_with(lambda path: _rank_of(of).fetch_checkpoint(path), str(play.run_directory), is_apart=False)
+        yield
+
+
+def _path_of(file: Any) -> str:
+    """Return the path of a file that was given as one, or as a descriptor."""
+    if isinstance(file, int):
+        try:
+            return os.readlink(f"/proc/self/fd/{file}")
+        except OSError:
+            return ""
+    return os.fspath(file) if isinstance(file, (str, os.PathLike)) else ""
+
+
+def _check_room(of: World, needed: int) -> None:
+    assert of.current is not None
+    if of.current.process.session.host.memory_is_full:  # type: ignore[attr-defined]
+        raise OSError(errno.ENOSPC, "the memory of this host is full")
+
+
+def _rank_of(of: World) -> Any:
+    """Return the session of the rank that runs now."""
+    assert of.current is not None
+    return of.current.process.session  # type: ignore[attr-defined]
+
+
+__all__ = ["Play", "played", "world"]

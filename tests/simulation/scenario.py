@@ -1,0 +1,156 @@
+"""What is drawn: the run, its training script, and the faults that disturb it. All of it is plain data."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from distrain import CheckpointConfig, FailureConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A disturbance. at: seconds after the start. target: a rank, a host or nothing."""
+
+    at: float
+    kind: str
+    target: int = 0
+    lasts: float = 0.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run.
+
+    saving: which ranks save: all, first (rank 0), some (a rank and step decide).
+    step_s: mean seconds of a step, by rank.
+    """
+
+    seed: int
+    ranks: int = 2
+    hosts: int = 1
+    spares: int = 0
+    steps: int = 4
+    report_every: int = 1
+    step_s: tuple[float, ...] = (0.2,)
+    mode: str = "SYNC"
+    memory_every: int | None = None
+    storage_every_s: float = 600.0
+    saving: str = "all"
+    save_every: int = 1
+    own_names: bool = True
+    collectives: bool = True
+    asks_to_stop: bool = False
+    looks: bool = False
+    num_to_keep: int | None = None
+    score: str = ""
+    max_failures: int = 3
+    raises: frozenset[tuple[int, int, int]] = frozenset()
+    rolls_back: frozenset[tuple[int, int]] = frozenset()
+    """Rank and step at which it asks to roll back, once."""
+    sticks: tuple[int, int, int] | None = None
+    """Rank, step and attempt in which it stands still for a minute."""
+    deletes: bool = False
+    lists: bool = False
+    meets: bool = False
+    least: int | None = None
+    """The fewest ranks that the run trains with; None for all."""
+    faults: tuple[Fault, ...] = field(default=())
+
+    def saves(self, rank: int, step: int, size: int) -> bool:
+        """Return whether a rank saves a checkpoint at a step."""
+        if (step + 1) % self.save_every:
+            return False
+        if self.saving == "first":
+            return rank == 0
+        return self.saving == "all" or random.Random(f"{self.seed}-{rank}-{step}").random() < 0.6
+
+    @property
+    def checkpoint_config(self) -> CheckpointConfig:
+        score = {"checkpoint_score_attribute": "loss", "checkpoint_score_order": self.score} if self.score else {}
+        return CheckpointConfig(
+            num_to_keep=self.num_to_keep, memory_every=self.memory_every, storage_every_s=self.storage_every_s, **score
+        )
+
+    @property
+    def failure_config(self) -> FailureConfig:
+        return FailureConfig(max_failures=self.max_failures)
+
+
+FAULTS = (
+    "kill rank", "kill rank", "kill host", "kill coordinator", "stop", "stop rank", "cut link", "stop coordinator",
+    "kill agent", "full disk", "broken disk", "flip memory", "flip disk", "full memory",
+)  # fmt: skip
+
+
+THEMES = {
+    "memory": lambda one: one.mode == "MEMORY" or one.memory_every is not None,
+    "hangs": lambda one: one.sticks is not None or any(fault.kind == "stop rank" for fault in one.faults),
+    "starts": lambda one: any(fault.kind == "kill coordinator" for fault in one.faults),
+    "disks": lambda one: any("disk" in fault.kind for fault in one.faults),
+    "rollbacks": lambda one: bool(one.rolls_back),
+}
+"""What --only of scripts/fuzz selects."""
+
+
+def drawn(seed: int, themes: Sequence[str] = ()) -> Scenario:
+    """Return the scenario of a seed; with themes, one that has them all."""
+    for number in itertools.count():
+        scenario = _drawn(seed, number)
+        if all(THEMES[theme](scenario) for theme in themes):
+            return scenario
+    raise AssertionError("never reached")
+
+
+def _drawn(seed: int, number: int) -> Scenario:
+    draw = random.Random(f"{seed} {number}" if number else seed)
+    hosts = draw.choice([1, 1, 2, 3])
+    ranks = hosts * draw.choice([1, 2]) if hosts > 1 else draw.choice([1, 2, 3, 4])
+    mode = draw.choice(["SYNC", "SYNC", "ASYNC", "MEMORY", "MEMORY", "NO_UPLOAD"])
+    steps = draw.randint(2, 7)
+    memory_every = draw.choice([1, 2, 3]) if mode == "SYNC" and draw.random() < 0.3 else None
+    count = draw.choice([0, 1, 1, 1, 2, 2, 3])
+    length = steps * 0.4 + 3
+    faults = tuple(
+        sorted(
+            (
+                Fault(draw.random() * length, draw.choice(FAULTS), draw.randrange(16), draw.choice([0.5, 3, 20]))
+                for _ in range(count)
+            ),
+            key=lambda fault: fault.at,
+        )
+    )
+    raises = frozenset({(draw.randrange(ranks), draw.randrange(steps), 0)} if draw.random() < 0.15 else ())
+    return Scenario(
+        seed=seed,
+        ranks=ranks,
+        hosts=hosts,
+        spares=draw.choice([0, 1]),
+        steps=steps,
+        step_s=tuple(draw.choice([0.05, 0.2, 0.2, 1.5]) for _ in range(ranks)),
+        mode=mode,
+        memory_every=memory_every,
+        storage_every_s=draw.choice([0.5, 2, 600]),
+        saving=draw.choice(["all", "all", "first", "some"]),
+        save_every=draw.choice([1, 1, 2]),
+        own_names=draw.random() < 0.6,
+        collectives=draw.random() < 0.7,
+        asks_to_stop=draw.random() < 0.5,
+        looks=draw.random() < 0.3,
+        num_to_keep=draw.choice([None, None, 1, 2]),
+        score=draw.choice(["", "", "min", "max"]),
+        max_failures=draw.choice([0, 1, 3, -1]),
+        raises=raises,
+        rolls_back=frozenset({(draw.randrange(ranks), draw.randrange(steps))} if draw.random() < 0.15 else ()),
+        sticks=(draw.randrange(ranks), draw.randrange(steps), 0) if draw.random() < 0.1 else None,
+        deletes=draw.random() < 0.2,
+        lists=draw.random() < 0.2,
+        meets=draw.random() < 0.2,
+        least=draw.choice([None, None, 1]),
+        faults=faults,
+    )

@@ -1,0 +1,300 @@
+"""A rank of a simulated world: the real session, and a training script that was drawn."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import deque
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distrain import wire
+from distrain.api.config import CheckpointUploadMode
+from distrain.api.context import CheckpointConsistencyMode, TrainContext
+from distrain.api.store_options import StoreOptions
+from distrain.errors import Rollback
+from distrain.storage.checkpoint import Checkpoint
+from distrain.worker.reporting.memory_part import MemoryParts
+from distrain.worker.session import Session
+from distrain.worker.standstill import STANDING_S
+from tests.simulation.world import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.hosts import Agent
+    from tests.simulation.play import Play
+    from tests.simulation.scenario import Scenario
+
+_SAMPLE_S = 0.5
+_MODES = {mode.name: mode for mode in CheckpointUploadMode}
+
+
+class PeerLost(ConnectionError):
+    """What a collective raises when a peer is gone."""
+
+
+@dataclass
+class Call:
+    """One call of report(), as the rank made it."""
+
+    life: int
+    attempt: int
+    rank: int
+    index: int
+    step: int
+    files: dict[str, bytes] | None
+    began: float
+    ended: float | None = None
+    failed: str | None = None
+    mode: str = ""
+
+
+class SimulatedRank:
+    """The process of a rank."""
+
+    has_uploader = True
+    at_end = False
+
+    def __init__(self, agent: Agent, spec: wire.WorkerSpec, play: Play) -> None:
+        self.agent, self.spec, self.play, self.world = agent, spec, play, agent.world
+        self.number, self.attempt, self.life = spec.rank, spec.attempt, play.life
+        self.is_reported = False
+        """True once the agent has reported its end."""
+        self.process = Process(self.world, f"rank {spec.rank} of attempt {spec.attempt}")
+        self._frames: deque[wire.Frame] = deque()
+        self._how: dict[str, Any] = {"signal": 9}
+        self.main = self.process.start(self._run, is_main=True)
+        self.process.at_death.append(lambda: agent.exited(self, **self._how))
+        self.in_collective: int | None = None
+        self.collectives = 0
+        self.is_done = False
+        self.activity = "moves"
+        """What its main thread does, as the sampler sees it: moves, waits, stuck."""
+        self.since = self.world.now
+        """Since when it does that."""
+
+    # -- its process ----------------------------------------------------------------------------------------------
+
+    def kill(self, *, by_us: bool = False) -> None:
+        if self.process.is_alive:
+            self._how = {"signal": 9, "by_us": by_us}
+            self.process.kill()
+            self.play.collectives.gone(self)
+
+    def signal(self, name: str) -> None:
+        """Get a signal: train_func is unwound by it."""
+        if self.process.is_alive and not self.is_done:
+            self.main.interrupt(KeyboardInterrupt() if name == "SIGINT" else SystemExit(143))
+
+    def _run(self) -> None:
+        self.world.pause(0.4)
+        session = self.session = self.process.session = self._session()  # type: ignore[attr-defined]
+        code, outcome = 0, {"ok": True, "body": pickle.dumps(None)}
+        try:
+            session.send(wire.Running)
+            self.process.start(lambda: self._sample(session))
+            outcome["body"] = pickle.dumps(self._train(session))
+            session.finish_uploads()
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            rollback = {"why": str(error), "skip_to": error.skip_to} if isinstance(error, Rollback) else None
+            code = error.code if isinstance(error, SystemExit) else 1
+            outcome = {
+                "ok": False, "body": b"", "error": f"{type(error).__name__}: {error}", "traceback": str(error),
+                "exit_code": code, "blames_peer": isinstance(error, PeerLost), "rollback": rollback,
+                "exits": isinstance(error, (SystemExit, KeyboardInterrupt)),
+            }  # fmt: skip
+        self.is_done = True
+        session.send(wire.Outcome, stage="run", stopped=session.stopped, **outcome)
+        self._how = {"exit_code": code}
+        if outcome["ok"]:
+            if self.number == 0:
+                session.wait_for_release()
+            session.wait_for_commits()
+        else:
+            self.play.collectives.gone(self)
+        self.world.pause(0.1)
+
+    # -- the sampler ----------------------------------------------------------------------------------------------
+
+    def does(self, activity: str) -> None:
+        self.activity, self.since = activity, self.world.now
+
+    def _sample(self, session: Session) -> None:
+        """Tell the coordinator when the main thread stands still, and when it moves again, as the sampler does."""
+        told = ("", "")
+        asked = False
+
+        def ask() -> None:
+            nonlocal asked
+            asked = True
+
+        session.on_question = ask
+        seen = self.world.now
+        while not self.is_done:
+            self.world.sleep(_SAMPLE_S * (0.5 + self.world.random.random()))
+            session.poll()
+            if self.world.now - seen > STANDING_S:  # the process was stopped
+                told, self.since = ("?", ""), self.world.now
+            seen = self.world.now
+            state, since = "", self.since
+            if session._call and self.activity == "moves":
+                state, since = "asks", self._called_at
+            elif self.activity != "moves":
+                state = {"waits": "blocked", "stuck": "stuck"}[self.activity]
+            if self.world.now - since < STANDING_S:
+                state = ""
+            now = (state, f"{self.activity} (train.py:1)" if state else "")
+            if asked or now != told:
+                told, asked = now, False
+                seconds = round(self.world.now - since, 3)
+                session.send(wire.Standstill, state=now[0], place=now[1], seconds=seconds)
+
+    @property
+    def _called_at(self) -> float:
+        return max((call.began for call in self.play.calls if call.rank == self.number), default=self.world.now)
+
+    def _session(self) -> Session:
+        spec = self.spec
+        context = TrainContext(**{**spec.context, "devices": tuple(spec.context["devices"])})
+        start = context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None
+        session = Session(self, context, start)
+        session.host = self.agent.host  # type: ignore[attr-defined]
+        session._nan_metric, session._skip_to = spec.nan_metric, spec.skip_to
+        session._prefers_memory = spec.memory_every is not None
+        session._memory = MemoryParts(self.agent.host.memory / f"rank_{self.number}")
+        return session
+
+    # -- its channel ----------------------------------------------------------------------------------------------
+
+    def send(self, message: wire.FromWorker) -> None:
+        self.agent.up.send(message)
+
+    def receive(self, frame: wire.Frame | None = None) -> Any:
+        """Return what has arrived, for the session; or take a frame, from the agent."""
+        if frame is not None:
+            self._frames.append(frame)
+            self.main.wake()
+            return None
+        frames = list(self._frames)
+        self._frames.clear()
+        return frames
+
+    def wait(self, timeout_s: float | None = None) -> list[wire.Frame]:
+        until = None if timeout_s is None else self.world.now + timeout_s
+        while not self._frames and (until is None or self.world.now < until):
+            self.world.wait(until)
+        return self.receive()
+
+    # -- its script -----------------------------------------------------------------------------------------------
+
+    def _train(self, session: Session) -> Any:
+        scenario: Scenario = self.play.scenario
+        first = self._resume(session)
+        size = session.context.world_size
+        draw = self.play.script_random(self)
+        for step in range(first, scenario.steps):
+            self.world.sleep(draw.expovariate(1 / scenario.step_s[self.number % len(scenario.step_s)]))
+            if scenario.collectives and size > 1:
+                self.does("waits")
+                self.play.collectives.enter(self)
+                self.does("moves")
+            if (self.number, step, self.attempt) == scenario.sticks:
+                self.does("stuck")
+                self.play.stuck[self.life, self.attempt] = (self.number, self.world.now)
+                self.world.sleep(40)
+            self.does("moves")
+            if (self.number, step, self.attempt) in scenario.raises:
+                raise ValueError(f"step {step} fails")
+            if (self.number, step) in scenario.rolls_back and (self.number, step) not in self.play.rolled_back:
+                self.play.rolled_back.add((self.number, step))
+                raise Rollback("the loss is bad")
+            if scenario.meets and step % 3 == 1:
+                session.meet("barrier()", b"")
+            stop = scenario.asks_to_stop and session.should_stop()
+            if (step + 1) % scenario.report_every == 0:
+                self._report(session, step)
+            if scenario.looks and draw.random() < 0.2:
+                session.get_checkpoint()
+            if scenario.lists and draw.random() < 0.2:
+                session.all_checkpoints(CheckpointConsistencyMode.COMMITTED, None)
+            if stop:
+                return step
+        return scenario.steps
+
+    def _resume(self, session: Session) -> int:
+        checkpoint = session.get_checkpoint()
+        if checkpoint is None:
+            return 0
+        with checkpoint.as_directory() as folder:
+            states = [json.loads(path.read_bytes()) for path in Path(folder).glob("state*.json")]
+        self.play.check_loaded(self, checkpoint, states)
+        return max((state["step"] for state in states), default=-1) + 1
+
+    def _report(self, session: Session, step: int) -> None:
+        scenario: Scenario = self.play.scenario
+        index = session._reports + 1
+        files = None
+        folder = None
+        if scenario.saves(self.number, step, session.context.world_size):
+            state = {"rank": self.number, "step": step, "attempt": self.attempt, "life": self.life}
+            name = f"state_{self.number}.json" if scenario.own_names else "state.json"
+            files = {name: json.dumps({**state, "rank": self.number if scenario.own_names else -1}).encode()}
+            if scenario.own_names:
+                files[f"more_{self.number}.bin"] = f"{state}".encode() * 10
+            if scenario.mode == "NO_UPLOAD":
+                folder = self.play.run_directory / f"checkpoint_own-{self.attempt}-{index}"
+            else:
+                folder = self.play.local / f"{self.life}-{self.attempt}-{self.number}-{index}"
+            folder.mkdir(parents=True, exist_ok=True)
+            for file, content in files.items():
+                (folder / file).write_bytes(content)
+        mode = scenario.mode
+        call = Call(self.life, self.attempt, self.number, index, step, files, self.world.now, mode=mode)
+        self.play.calls.append(call)
+        options = StoreOptions(mode=_MODES[mode]) if mode != "SYNC" else StoreOptions()
+        if scenario.deletes and mode != "NO_UPLOAD":
+            options = replace(options, delete=True)
+        metrics = {"step": step, "loss": self.play.loss(step), "rank": self.number}
+        try:
+            session.report(metrics, Checkpoint(str(folder)) if folder else None, options)
+        except BaseException as error:
+            call.failed = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            call.ended = self.world.now
+
+
+@dataclass
+class Collectives:
+    """The collectives of torch: a rank waits until all have come, or one is gone."""
+
+    waiting: dict[tuple[int, int, int], list[SimulatedRank]] = field(default_factory=dict)
+    lost: set[tuple[int, int]] = field(default_factory=set)
+
+    def enter(self, rank: SimulatedRank) -> None:
+        life, world = rank.life, rank.world
+        rank.collectives += 1
+        key = (life, rank.attempt, rank.collectives)
+        here = self.waiting.setdefault(key, [])
+        here.append(rank)
+        if len(here) == rank.session.context.world_size:
+            for other in here:
+                other.in_collective = None
+                if other is not rank:
+                    other.main.wake()
+            return
+        rank.in_collective = rank.collectives
+        while rank.in_collective is not None:
+            if (life, rank.attempt) in self.lost:
+                rank.in_collective = None
+                world.pause(0.05)
+                raise PeerLost("connection closed by peer")
+            world.wait()
+
+    def gone(self, rank: SimulatedRank) -> None:
+        """Note that a rank takes part no more: those who wait for it see a closed connection."""
+        self.lost.add((rank.life, rank.attempt))
+        for here in self.waiting.values():
+            for other in here:
+                if (other.life, other.attempt) == (rank.life, rank.attempt) and other.in_collective is not None:
+                    other.main.wake()
