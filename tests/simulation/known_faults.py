@@ -96,8 +96,8 @@ KNOWN = [
     Known(
         "parts on a lost host are waited for",
         "coordinator/memory_rounds.py",
-        "            self._store_parts({rank for rank, source in self._storing.sources.items() if source[0] == host})\n",
-        "            pass\n",
+        "{rank for rank, source in self._storing.sources.items() if source[0] == host}",
+        "set()",
     ),
     Known(
         "copies are not used",
@@ -163,7 +163,7 @@ KNOWN = [
         "lines that a full disk did not take are lost",
         "coordinator/store/run_store.py",
         "            del self.unwritten[: os.write(self._fd, self.unwritten)]\n",
-        "            unwritten, self.unwritten = self.unwritten, bytearray()\n            os.write(self._fd, unwritten)\n",
+        "            data, self.unwritten = self.unwritten, bytearray()\n            os.write(self._fd, data)\n",
     ),
     Known(
         "a collective whose rank has failed is never ended",

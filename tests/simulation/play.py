@@ -411,7 +411,7 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(fcntl, "flock", take_lock),
         mock.patch.object(engine, "Loop", SimulatedLoop),
         mock.patch.object(engine, "Background", SimulatedBackground),
-        mock.patch.object(engine, "many_open_files", return_value=contextlib.nullcontext()),
+        mock.patch.object(engine, "raised_fd_limit", return_value=contextlib.nullcontext()),
         mock.patch.object(memory_keeper, "Background", SimulatedBackground),
         mock.patch.object(memory_keeper, "threading", threading),
         mock.patch.object(memory_keeper, "SimpleQueue", Queue),
@@ -433,7 +433,7 @@ def patched(of: World, play: Play) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for one in patches:
             stack.enter_context(one)
-        checkpoint.fetch_with(lambda path: _rank_of(of).fetch_checkpoint(path), str(play.run_directory), is_apart=False)
+        checkpoint.fetch_with(lambda path: _rank_of(of).fetch_checkpoint(path), str(play.run_directory), lacks_storage=False)
         yield
 
 

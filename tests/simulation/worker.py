@@ -209,7 +209,7 @@ class SimulatedRank:
                 self.play.rolled_back.add((self.number, step))
                 raise Rollback("the loss is bad")
             if scenario.meets and step % 3 == 1:
-                session.meet("barrier()", b"")
+                session.collective("barrier()", b"")
             stop = scenario.asks_to_stop and session.should_stop()
             if (step + 1) % scenario.report_every == 0:
                 self._report(session, step)
