@@ -48,14 +48,14 @@ KNOWN = [
     Known(
         "the checkpoint of the start is deleted while ranks read it",
         "coordinator/report_handler.py",
-        "        return self._validations.awaits(saved) or (saved.index == self._start and self._is_start_read())\n",
-        "        return self._validations.awaits(saved)\n",
+        "        return self.validations.awaits(saved) or (saved.index == self._start and self._is_start_read())\n",
+        "        return self.validations.awaits(saved)\n",
     ),
     Known(
         "the first report does not read the start",
         "worker/session.py",
-        "if checkpoint or not self._reports else {}",
-        "if checkpoint else {}",
+        "if not (checkpoint or self._reports):",
+        "if False:",
     ),
     Known(
         "messages of earlier attempts are heard",
@@ -84,8 +84,8 @@ KNOWN = [
     Known(
         "the best checkpoints in memory are lost",
         "coordinator/memory_rounds.py",
-        "        if rule is None or rule.checkpoint_score_attribute is None:\n            return []\n",
-        "        return []\n",
+        "        best = best_first([each.metrics for each in saved], rule)[: rule.num_to_keep or 1]\n",
+        "        best = []\n",
     ),
     Known(
         "a round that is being stored is dropped",
@@ -186,7 +186,7 @@ KNOWN = [
     Known(
         "the commit is told after older checkpoints are deleted",
         "coordinator/report_handler.py",
-        "latest, ranks = self._store.committed[-1], ",
+        "latest, ranks = self.store.committed[-1], ",
         "latest, ranks = saved, ",
     ),
 ]

@@ -433,7 +433,8 @@ def patched(of: World, play: Play) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for one in patches:
             stack.enter_context(one)
-        checkpoint.fetch_with(lambda path: _rank_of(of).fetch_checkpoint(path), str(play.run_directory), lacks_storage=False)
+        run = str(play.run_directory)
+        checkpoint.fetch_with(lambda path: _rank_of(of).fetch_checkpoint(path), run, lacks_storage=False)
         yield
 
 
