@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -89,6 +90,7 @@ class Agent:
         self.host, self.world = host, host.world
         self.up = up
         self.process = Process(self.world, f"agent of {host.name}")
+        self.process.host_name = host.name
         self.loop = SimulatedLoop()
         self.ranks: dict[int, SimulatedRank] = {}
         self.heard_at = self.world.now
@@ -99,7 +101,9 @@ class Agent:
         self._waiting: wire.Start | None = None
         self._is_closed = False
         self._memory: MemoryKeeper | None = None
-        self.uploader: SimulatedBackground | None = None
+        self._uploader: SimulatedBackground | None = None
+        self._uploads: list[wire.Upload] = []
+        """Those that the uploader has not answered."""
         self._executor = StorageExecutor()
         self.process.at_death.append(self._after_death)
         self.process.start(self._run, is_main=True)
@@ -107,7 +111,7 @@ class Agent:
     # -- its life -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self.uploader = SimulatedBackground(self.loop, "uploader")
+        self._uploader = SimulatedBackground(self.loop, "uploader")
         hello = wire.Hello(
             wire=wire.WIRE_VERSION, distrain=wire.DISTRAIN_VERSION, python="3.11", pid=1, cpus=8, memory_bytes=0,
             gpus=None, network="here",
@@ -185,12 +189,35 @@ class Agent:
             case wire.TakeStacks(attempt=attempt) if attempt == self._attempt and self._stopping is None:
                 self.loop.call_in("stacks", 0.2, lambda: self._send_stacks(watches=message.watches))
             case wire.Upload() if message.attempt == self._attempt or message.ordinal < 0:
-                assert self.uploader is not None
-                order = message
-                self.uploader.do(lambda: self._executor.do(order), self.up.send)
+                self._upload(message)
             case wire.Close():
                 self._is_closed = True
                 self.loop.stop()
+
+    def _upload(self, order: wire.Upload) -> None:
+        def answer(said: wire.Message) -> None:
+            self._uploads.remove(order)
+            self.up.send(said)
+
+        assert self._uploader is not None
+        self._uploads.append(order)
+        self._uploader.do(lambda: self._executor.do(order), answer)
+
+    def lose_uploader(self) -> None:
+        """Lose the process that stores files: the next order starts another one."""
+        if self.process.is_alive and self._uploader is not None:
+            self._uploader.close()
+            self._uploader = SimulatedBackground(self.loop, "uploader")
+            lost, self._uploads = self._uploads, []
+            for order in lost:
+                self.loop.post(partial(self.up.send, wire.failed_answer(order, "the uploader has died")))
+
+    def lose_forkserver(self) -> None:
+        """Lose the parent of the ranks, and with it these."""
+        for rank in self._living():
+            rank.kill(lost="the forkserver, its parent, has died")
+        if self._attempt < 0:
+            self.up.send(wire.HostFailed(text="the forkserver has died before the first worker"))
 
     def _send_stacks(self, *, watches: bool) -> None:
         living = self._living()
@@ -358,7 +385,7 @@ class _Link:
         self.up = Line(ranks._world, self._receive)
         self.agent = host.start_agent(self.up)
         self.down = Line(ranks._world, self.agent.receive)
-        self.agent.process.at_death.append(lambda: ranks._world.after(0.01, self._ended, ranks._process))
+        self.agent.process.at_death.append(self._at_its_death)
 
     def _receive(self, frame: wire.Frame) -> None:
         process = self._ranks._process
@@ -381,6 +408,10 @@ class _Link:
             self.greeted = True
             self.down.send(wire.Ping())
         self._ranks._on_message(self.host.name, message)
+
+    def _at_its_death(self) -> None:
+        if not self.down.is_cut:
+            self._ranks._world.after(0.01, self._ended, self._ranks._process)
 
     def _ended(self) -> None:
         """Notice the end of the connection, after everything that came before."""

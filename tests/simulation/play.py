@@ -39,6 +39,8 @@ from distrain.worker import session
 from distrain.worker.job.job import FunctionWork
 from distrain.worker.reporting import memory_part
 from tests.simulation import hosts, worker, world
+from tests.simulation.disk import Disk, path_of
+from tests.simulation.faults import STRIKES
 from tests.simulation.hosts import LEASE_S, Host, SimulatedRanks
 from tests.simulation.properties import PROPERTIES
 from tests.simulation.world import Process, Queue, SimulatedBackground, SimulatedLoop, Threading, World
@@ -46,11 +48,9 @@ from tests.simulation.world import Process, Queue, SimulatedBackground, Simulate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.simulation.scenario import Fault, Scenario
+    from tests.simulation.scenario import Scenario
 
 _LONGEST_S = 4_000.0
-_COST_S = 0.003
-"""The longest time of one operation on a file, between which anything may happen."""
 
 
 class Life:
@@ -60,6 +60,7 @@ class Life:
         self.number, self.process = number, process
         self.result: Any = None
         self.coordinator: Any = None
+        self.ranks: SimulatedRanks | None = None
         self.facts: list[Any] = []
         self.was_killed = False
         self.asked_to_stop = 0
@@ -76,9 +77,13 @@ class Play:
         self.collectives = worker.Collectives()
         self.calls: list[worker.Call] = []
         self.lives: list[Life] = []
+        self.rivals: list[Life] = []
+        """Processes that called fit() while another one ran."""
+        self.asked: list[tuple[Life, float, Path]] = []
+        """Requests: of which process, when, and the file of the answer."""
         self.first_steps: dict[int, int] = {}
         """By attempt: the reports before it that count."""
-        self.hit: set[tuple[int, int, int]] = set()
+        self.hits: set[tuple[int, int, int]] = set()
         """Life, attempt and rank of those that a fault has hit."""
         self.violations: list[str] = []
         self.stuck: dict[tuple[int, int], tuple[int, float]] = {}
@@ -87,8 +92,7 @@ class Play:
         """Life, attempt and number of ranks that were stopped, from when until when."""
         self.flipped: list[Path] = []
         self.rolled_back: set[tuple[int, int]] = set()
-        self.disk_error = 0
-        """The errno that writing to the storage has now; 0: none."""
+        self.disk = Disk(self.world, self.storage, forgets=any(fault.kind == "lose power" for fault in scenario.faults))
         self.told: list[tuple[float, Any]] = []
         """All facts that observers heard, and when."""
         self.starts: list[tuple[float, worker.SimulatedRank]] = []
@@ -128,9 +132,9 @@ class Play:
         """Play it, and return a line for each promise that was not kept."""
         with patched(self.world, self):
             try:
-                self._begin_life()
+                self.begin_life()
                 for fault in self.scenario.faults:
-                    self.world.after(fault.at, lambda fault=fault: self._strike(fault))
+                    self.world.after(fault.at, partial(STRIKES[fault.kind], self, fault))
                 self._run()
                 for check in PROPERTIES:
                     self.violations += [f"{check.__name__}: {text}" for text in check(self)]
@@ -165,11 +169,17 @@ class Play:
         self.world.while_any([idle], self.world.now + 70)
         idle.is_alive = False
 
-    def _begin_life(self) -> None:
+    def begin_life(self, *, is_rival: bool = False) -> None:
+        """Call fit() in a new process. is_rival: while another one runs."""
         stop_signals._stopped_by.clear()
         process = Process(self.world, f"fit() {len(self.lives)}")
+        process.host_name = next(iter(self.hosts))
         life = process.life = Life(len(self.lives), process)  # type: ignore[attr-defined]
-        self.lives.append(life)
+        if is_rival:
+            self.rivals.append(life)
+            self.lives[-1].process.at_death.append(process.kill)  # it would begin a run of its own
+        else:
+            self.lives.append(life)
         process.start(lambda: self._fit(life), is_main=True)
 
     def _fit(self, life: Life) -> None:
@@ -199,100 +209,26 @@ class Play:
         finally:
             store.close()
 
-    # -- faults ---------------------------------------------------------------------------------------------------
+    # -- what faults find, and leave ------------------------------------------------------------------------------
 
-    def _ranks(self) -> list[worker.SimulatedRank]:
+    def ranks(self) -> list[worker.SimulatedRank]:
+        """Return the ranks that live now."""
         agents = [host.agent for host in self.hosts.values() if host.agent is not None]
         return [rank for agent in agents for rank in agent.ranks.values() if rank.process.is_alive]
 
-    def _strike(self, fault: Fault) -> None:
-        life = self.lives[-1]
-        ranks = self._ranks()
-        up = [host for host in self.hosts.values() if host.is_up and host.agent is not None]
-        loop = getattr(life.process, "loop", None)
-        match fault.kind:
-            case "kill rank" if ranks:
-                rank = ranks[fault.target % len(ranks)]
-                self._hit(rank)
-                self.world.say(f"rank {rank.number} is killed")
-                rank.kill()
-            case "stop rank" if ranks:
-                rank = ranks[fault.target % len(ranks)]
-                self._hit(rank)
-                self.world.say(f"rank {rank.number} is stopped for {fault.lasts:g} s")
-                self.stopped.append(
-                    (rank.life, rank.attempt, rank.number, self.world.now, self.world.now + fault.lasts)
-                )
-                rank.process.stop()
-                self.world.after(fault.lasts, rank.process.resume)
-            case "kill host" if up:
-                host = up[fault.target % len(up)]
-                for rank in ranks:
-                    if rank.agent.host is host:
-                        self._hit(rank)
-                self.world.say(f"{host.name} dies")
-                host.die()
-                self.world.after(fault.lasts, lambda: setattr(host, "is_up", True))
-            case "kill agent" if up:
-                host = up[fault.target % len(up)]
-                for rank in ranks:
-                    if rank.agent.host is host:
-                        self._hit(rank)
-                self.world.say(f"the agent of {host.name} is killed")
-                host.agent.lose()
-            case "full disk" | "broken disk":
-                self.world.say(f"{fault.kind} for {fault.lasts:g} s")
-                self.disk_error = errno.ENOSPC if fault.kind == "full disk" else errno.EIO
-                self.world.after(fault.lasts, lambda: setattr(self, "disk_error", 0))
-            case "flip memory" | "flip disk":
-                where = [host.memory for host in up] if fault.kind == "flip memory" else [self.run_directory]
-                files = [
-                    file
-                    for root in where
-                    for pattern in ("**/rank_*/**/*_?.*", "checkpoint_*/*_?.*", "checkpoint_*/state.json")
-                    for file in sorted(root.glob(pattern))
-                    if file.stat().st_size
-                ]
-                if files:
-                    file = files[fault.target % len(files)]
-                    self.world.say(f"a bit of {file.relative_to(self.root)} flips")
-                    self.flipped.append(file)
-                    with open(file, "r+b") as damaged:
-                        byte = damaged.read(1)
-                        damaged.seek(0)
-                        damaged.write(bytes([byte[0] ^ 1]))
-            case "full memory" if up:
-                host = up[fault.target % len(up)]
-                self.world.say(f"the memory of {host.name} is full for {fault.lasts:g} s")
-                host.memory_is_full = True
-                self.world.after(fault.lasts, lambda: setattr(host, "memory_is_full", False))
-            case "cut link" if up:
-                host = up[fault.target % len(up)]
-                self.world.say(f"the link to {host.name} is slow for {fault.lasts:g} s")
-                for line in (host.agent.up, *self._downs(life, host)):
-                    line.delay_s = fault.lasts
-                    self.world.after(fault.lasts, lambda line=line: setattr(line, "delay_s", 0.0))
-            case "kill coordinator" if life.process.is_alive:
-                self.world.say("fit() is killed")
-                life.was_killed = True
-                life.process.kill()
-                self.world.after(fault.lasts, self._begin_life)
-            case "stop coordinator" if life.process.is_alive:
-                self.world.say(f"fit() is stopped for {fault.lasts:g} s")
-                life.process.stop()
-                self.world.after(fault.lasts, life.process.resume)
-            case "stop" if life.process.is_alive and loop is not None:
-                life.asked_to_stop += 1
-                self.world.say("SIGTERM")
-                loop.post(lambda: loop.on_signal(15))
+    def up(self) -> list[Host]:
+        """Return the hosts that are up, and have had an agent."""
+        return [host for host in self.hosts.values() if host.is_up and host.agent is not None]
 
-    def _hit(self, rank: worker.SimulatedRank) -> None:
-        self.hit.add((rank.life, rank.attempt, rank.number))
+    def hit(self, rank: worker.SimulatedRank, how: str) -> None:
+        """Note that a fault hits a rank."""
+        self.world.say(f"rank {rank.number} {how}")
+        self.hits.add((rank.life, rank.attempt, rank.number))
 
-    def _downs(self, life: Life, host: Host) -> Iterator[hosts.Line]:
-        ranks = getattr(life, "ranks", None)
-        if ranks is not None and host.name in ranks._links:
-            yield ranks._links[host.name].down
+    def hit_host(self, host: Host, how: str) -> None:
+        """Note that a fault hits a host, with its ranks."""
+        self.world.say(f"{host.name} {how}")
+        self.hits |= {(rank.life, rank.attempt, rank.number) for rank in self.ranks() if rank.agent.host is host}
 
 
 class _Run(run_module.Run):
@@ -378,22 +314,10 @@ def patched(of: World, play: Play) -> Iterator[None]:
 
             of.current.process.at_death.append(unlock)
 
-    storage = str(play.storage)
-
-    def slow(function: Any) -> Any:
-        def call(*given: Any, **named: Any) -> Any:
-            of.pause(_COST_S)
-            if play.disk_error and _path_of(given[-1]).startswith(storage):
-                raise OSError(play.disk_error, os.strerror(play.disk_error), _path_of(given[-1]))
-            return function(*given, **named)
-
-        return call
-
     write = os.write
 
-    def slow_write(fd: int, data: Any) -> int:
-        if play.disk_error and _path_of(fd).startswith(storage):
-            raise OSError(play.disk_error, os.strerror(play.disk_error), _path_of(fd))
+    def checked_write(fd: int, data: Any) -> int:
+        play.disk.check(path_of(fd))
         return write(fd, data)
 
     def unique() -> uuid.UUID:
@@ -404,10 +328,10 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(time, "time", of.wall),
         mock.patch.object(time, "sleep", of.sleep),
         mock.patch.object(uuid, "uuid4", unique),
-        mock.patch.object(os, "rename", slow(os.rename)),
-        mock.patch.object(os, "replace", slow(os.replace)),
-        mock.patch.object(os, "fsync", slow(lambda fd: None)),
-        mock.patch.object(os, "fdatasync", slow(lambda fd: None)),
+        mock.patch.object(os, "rename", play.disk.rename(os.rename)),
+        mock.patch.object(os, "replace", play.disk.rename(os.replace)),
+        mock.patch.object(os, "fsync", play.disk.timed(play.disk.flush)),
+        mock.patch.object(os, "fdatasync", play.disk.timed(play.disk.flush)),
         mock.patch.object(fcntl, "flock", take_lock),
         mock.patch.object(engine, "Loop", SimulatedLoop),
         mock.patch.object(engine, "Background", SimulatedBackground),
@@ -419,8 +343,8 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(session, "threading", threading),
         mock.patch.object(file_transfer, "in_threads", lambda function, items, threads=0: [function(i) for i in items]),
         mock.patch.object(memory_part, "_check_room", partial(_check_room, of)),
-        mock.patch.object(os, "mkdir", slow(os.mkdir)),
-        mock.patch.object(os, "write", slow_write),
+        mock.patch.object(os, "mkdir", play.disk.timed(os.mkdir)),
+        mock.patch.object(os, "write", checked_write),
         mock.patch.object(run_module, "Coordinator", _Coordinator),
         mock.patch.object(run_module, "import_observers"),
         mock.patch.object(run_module, "observers_of", return_value=[]),
@@ -436,16 +360,6 @@ def patched(of: World, play: Play) -> Iterator[None]:
         run = str(play.run_directory)
         checkpoint.fetch_with(lambda path: _rank_of(of).fetch_checkpoint(path), run, lacks_storage=False)
         yield
-
-
-def _path_of(file: Any) -> str:
-    """Return the path of a file that was given as one, or as a descriptor."""
-    if isinstance(file, int):
-        try:
-            return os.readlink(f"/proc/self/fd/{file}")
-        except OSError:
-            return ""
-    return os.fspath(file) if isinstance(file, (str, os.PathLike)) else ""
 
 
 def _check_room(of: World, needed: int) -> None:

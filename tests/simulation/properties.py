@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.observer import AttemptEnded, Committed, HangBegan
-from distrain.errors import DistrainError
+from distrain.errors import DistrainError, PreemptionError
 from distrain.storage.checkpoint import MANIFEST_FILE
 from distrain.storage.records import damage_of
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.simulation.play import Play
+
+_BAD_DISKS = ("full disk", "broken disk", "read only disk")
+_STOPS = (PreemptionError, KeyboardInterrupt)
 
 
 def _published(play: Play) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -63,7 +66,8 @@ def _index_of(manifest: dict[str, Any], play: Play) -> int:
 def metrics_have_every_report_once(play: Play) -> Iterator[str]:
     """metrics.jsonl has every report of every rank, once and in order."""
     path = play.run_directory / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    text = path.read_text() if path.exists() else ""
+    lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]  # not a torn one
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for line in lines:
         found[line["attempt"], line["rank"]].append(line["index"])
@@ -84,11 +88,11 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
         yield f"fit() raised {type(error).__name__}: {error}"
     if not (play.scenario.faults or play.scenario.raises) and error is not None:
         yield f"nothing was disturbed, but fit() raised {type(error).__name__}: {error}"
-    if not (play.run_directory / "run.json").exists() and _has(play, "full disk", "broken disk"):
+    if not (play.run_directory / "run.json").exists() and _has(play, *_BAD_DISKS):
         return
     status = json.loads((play.run_directory / "run.json").read_text())["status"]
-    wanted = "finished" if error is None else "stopped" if type(error).__name__ == "PreemptionError" else "failed"
-    if status != wanted and not _has(play, "full disk", "broken disk"):
+    wanted = "finished" if error is None else "stopped" if isinstance(error, _STOPS) else "failed"
+    if status != wanted and not _has(play, *_BAD_DISKS):
         yield f"run.json says {status}, and fit() ended with {error!r}"
 
 
@@ -100,7 +104,7 @@ def the_culprit_was_hit(play: Play) -> Iterator[str]:
         for fact in life.facts:
             if isinstance(fact, AttemptEnded) and fact.failures and not stops:
                 first = fact.failures[0]
-                hit = (life.number, fact.attempt, first.rank) in play.hit or (first.rank, fact.attempt) in raised
+                hit = (life.number, fact.attempt, first.rank) in play.hits or (first.rank, fact.attempt) in raised
                 if (
                     not hit
                     and first.rank >= 0
@@ -108,15 +112,33 @@ def the_culprit_was_hit(play: Play) -> Iterator[str]:
                         play,
                         "kill host",
                         "kill agent",
+                        "slow link",
                         "cut link",
+                        "stop agent",
                         "stop coordinator",
-                        "full disk",
-                        "broken disk",
+                        *_BAD_DISKS,
                         "flip disk",
                         "flip memory",
                     )
                 ):
                     yield f"attempt {fact.attempt}: {first} is blamed, and was not hit"
+
+
+def a_second_start_is_refused(play: Play) -> Iterator[str]:
+    """A run has one coordinator: the same command is refused while it runs, and disturbs nothing."""
+    for rival in play.rivals:
+        error = rival.process.error
+        if error is not None and not (isinstance(error, DistrainError) and "run" in str(error)):
+            yield f"a second start raised {type(error).__name__}: {error}"
+        if rival.facts or rival.result is not None:
+            yield "a second start was not refused"
+
+
+def requests_are_answered(play: Play) -> Iterator[str]:
+    """Each request of another process is answered within ten seconds, if the run goes on for so long."""
+    for life, at, answer in play.asked:
+        if not answer.exists() and life.process.is_alive and play.world.now > at + 10:
+            yield f"the request at {at:.1f} was not answered"
 
 
 def nothing_is_left(play: Play) -> Iterator[str]:
@@ -138,10 +160,19 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
     """An attempt starts from the newest checkpoint that was committed, if nothing that held it was lost."""
     in_memory = play.scenario.mode == "MEMORY" or play.scenario.memory_every
     if in_memory and _has(
-        play, "kill host", "kill agent", "cut link", "stop coordinator", "flip memory", "full memory"
+        play,
+        "kill host",
+        "kill agent",
+        "slow link",
+        "stop coordinator",
+        "flip memory",
+        "full memory",
+        "cut link",
+        "lose power",
+        "stop agent",
     ):
         return
-    if play.flipped or _has(play, "full disk", "broken disk"):
+    if play.flipped or _has(play, *_BAD_DISKS):
         return
     given_up = " ".join(text for _, text in play.world.story if "won't be used for restarts" in text)
     seen: set[tuple[int, int]] = set()
@@ -203,6 +234,8 @@ PROPERTIES = [
     metrics_have_every_report_once,
     the_end_is_what_happened,
     the_culprit_was_hit,
+    a_second_start_is_refused,
+    requests_are_answered,
     nothing_is_left,
     no_start_is_too_old,
     the_best_and_the_last_are_kept,

@@ -83,15 +83,17 @@ class Scenario:
 
 
 FAULTS = (
-    "kill rank", "kill rank", "kill host", "kill coordinator", "stop", "stop rank", "cut link", "stop coordinator",
-    "kill agent", "full disk", "broken disk", "flip memory", "flip disk", "full memory",
+    "kill rank", "kill rank", "kill host", "kill coordinator", "signal", "stop rank", "slow link", "stop coordinator",
+    "kill agent", "full disk", "broken disk", "flip memory", "flip disk", "full memory", "slow disk", "slow disk",
+    "kill forkserver", "kill uploader", "stop agent", "cut link", "read only disk", "lose power", "signal twice",
+    "request", "second start", "clock jump",
 )  # fmt: skip
 
 
 THEMES = {
     "memory": lambda one: one.mode == "MEMORY" or one.memory_every is not None,
     "hangs": lambda one: one.sticks is not None or any(fault.kind == "stop rank" for fault in one.faults),
-    "starts": lambda one: any(fault.kind == "kill coordinator" for fault in one.faults),
+    "starts": lambda one: any(fault.kind in ("kill coordinator", "lose power") for fault in one.faults),
     "disks": lambda one: any("disk" in fault.kind for fault in one.faults),
     "rollbacks": lambda one: bool(one.rolls_back),
 }

@@ -6,6 +6,7 @@ import json
 import pickle
 from collections import deque
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,7 @@ class SimulatedRank:
         self.is_reported = False
         """True once the agent has reported its end."""
         self.process = Process(self.world, f"rank {spec.rank} of attempt {spec.attempt}")
+        self.process.host_name = agent.host.name
         self._frames: deque[wire.Frame] = deque()
         self._how: dict[str, Any] = {"signal": 9}
         self.main = self.process.start(self._run, is_main=True)
@@ -75,9 +77,10 @@ class SimulatedRank:
 
     # -- its process ----------------------------------------------------------------------------------------------
 
-    def kill(self, *, by_us: bool = False) -> None:
+    def kill(self, *, by_us: bool = False, lost: str | None = None) -> None:
+        """End it with SIGKILL. lost: why nobody sees how it ends."""
         if self.process.is_alive:
-            self._how = {"signal": 9, "by_us": by_us}
+            self._how = {"lost": lost} if lost else {"signal": 9, "by_us": by_us}
             self.process.kill()
             self.play.collectives.gone(self)
 
@@ -167,7 +170,9 @@ class SimulatedRank:
     # -- its channel ----------------------------------------------------------------------------------------------
 
     def send(self, message: wire.FromWorker) -> None:
-        self.agent.up.send(message)
+        """Send a message through the agent, which passes it on when it runs."""
+        pass_on = partial(self.agent.up.send, message)
+        self.agent.process.unread.append(pass_on) if self.agent.process.is_stopped else pass_on()
 
     def receive(self, frame: wire.Frame | None = None) -> Any:
         """Return what has arrived, for the session; or take a frame, from the agent."""

@@ -112,6 +112,7 @@ class Process:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
+        self.host_name = ""
         self.is_alive = True
         self.is_stopped = False
         """True after SIGSTOP."""

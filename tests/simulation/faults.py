@@ -1,0 +1,243 @@
+"""What disturbs a run. Each function strikes once; it does nothing if what it would strike does not exist now."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+from distrain.coordinator import requests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.simulation.hosts import Host, Line
+    from tests.simulation.play import Play
+    from tests.simulation.scenario import Fault
+
+
+# -- ranks and hosts -------------------------------------------------------------------------------------------------
+
+
+def kill_rank(play: Play, fault: Fault) -> None:
+    if (rank := _chosen(play.ranks(), fault)) is not None:
+        play.hit(rank, "is killed")
+        rank.kill()
+
+
+def stop_rank(play: Play, fault: Fault) -> None:
+    if (rank := _chosen(play.ranks(), fault)) is not None:
+        play.hit(rank, f"is stopped for {fault.lasts:g} s")
+        now = play.world.now
+        play.stopped.append((rank.life, rank.attempt, rank.number, now, now + fault.lasts))
+        rank.process.stop()
+        play.world.after(fault.lasts, rank.process.resume)
+
+
+def kill_host(play: Play, fault: Fault) -> None:
+    if (host := _chosen(play.up(), fault)) is not None:
+        play.hit_host(host, "dies")
+        host.die()
+        play.world.after(fault.lasts, lambda: setattr(host, "is_up", True))
+
+
+def kill_agent(play: Play, fault: Fault) -> None:
+    if (host := _chosen(play.up(), fault)) is not None:
+        play.hit_host(host, "loses its agent")
+        host.agent.lose()
+
+
+def kill_forkserver(play: Play, fault: Fault) -> None:
+    if (host := _chosen(play.up(), fault)) is not None:
+        play.hit_host(host, "loses its forkserver")
+        host.agent.lose_forkserver()
+
+
+def kill_uploader(play: Play, fault: Fault) -> None:
+    if (host := _chosen(play.up(), fault)) is not None:
+        play.world.say(f"the uploader of {host.name} is killed")
+        host.agent.lose_uploader()
+
+
+def stop_agent(play: Play, fault: Fault) -> None:
+    if (host := _chosen(play.up(), fault)) is not None:
+        play.hit_host(host, f"has its agent stopped for {fault.lasts:g} s")
+        agent = host.agent
+        agent.process.stop()
+        play.world.after(fault.lasts, agent.process.resume)
+
+
+# -- links -----------------------------------------------------------------------------------------------------------
+
+
+def slow_link(play: Play, fault: Fault) -> None:
+    if (host := _chosen(play.up(), fault)) is not None:
+        play.world.say(f"the link to {host.name} is slow for {fault.lasts:g} s")
+        for line in _lines(play, host):
+            line.delay_s = fault.lasts
+            play.world.after(fault.lasts, lambda line=line: setattr(line, "delay_s", 0.0))
+
+
+def cut_link(play: Play, fault: Fault) -> None:
+    if (host := _chosen(play.up(), fault)) is not None:
+        play.hit_host(host, "is cut off")
+        for line in _lines(play, host):
+            line.is_cut = True
+
+
+# -- disks and memory ------------------------------------------------------------------------------------------------
+
+
+def full_disk(play: Play, fault: Fault) -> None:
+    _break_disk(play, fault, errno.ENOSPC)
+
+
+def broken_disk(play: Play, fault: Fault) -> None:
+    _break_disk(play, fault, errno.EIO)
+
+
+def read_only_disk(play: Play, fault: Fault) -> None:
+    _break_disk(play, fault, errno.EROFS)
+
+
+def _break_disk(play: Play, fault: Fault, number: int) -> None:
+    play.world.say(f"the disk: {os.strerror(number)}, for {fault.lasts:g} s")
+    play.disk.errno = number
+    play.world.after(fault.lasts, lambda: setattr(play.disk, "errno", 0))
+
+
+def slow_disk(play: Play, fault: Fault) -> None:
+    name = list(play.hosts)[fault.target % len(play.hosts)]
+    play.world.say(f"the disk is slow for {name}, for {fault.lasts:g} s")
+    play.disk.slow[name] = 0.4
+    play.world.after(fault.lasts, lambda: play.disk.slow.pop(name, None))
+
+
+def full_memory(play: Play, fault: Fault) -> None:
+    if (host := _chosen(play.up(), fault)) is not None:
+        play.world.say(f"the memory of {host.name} is full for {fault.lasts:g} s")
+        host.memory_is_full = True
+        play.world.after(fault.lasts, lambda: setattr(host, "memory_is_full", False))
+
+
+def flip_memory(play: Play, fault: Fault) -> None:
+    for host in play.up():
+        _flip(play, fault, sorted(host.memory.glob("**/rank_*/**/*_?.*")))
+
+
+def flip_disk(play: Play, fault: Fault) -> None:
+    names = ("checkpoint_*/*_?.*", "checkpoint_*/state.json")
+    _flip(play, fault, [file for name in names for file in sorted(play.run_directory.glob(name))])
+
+
+def _flip(play: Play, fault: Fault, files: list[Path]) -> None:
+    if (file := _chosen([file for file in files if file.stat().st_size], fault)) is not None:
+        play.world.say(f"a bit of {file.relative_to(play.root)} flips")
+        play.flipped.append(file)
+        with open(file, "r+b") as damaged:
+            byte = damaged.read(1)
+            damaged.seek(0)
+            damaged.write(bytes([byte[0] ^ 1]))
+
+
+# -- fit(), and the people around it ---------------------------------------------------------------------------------
+
+
+def kill_coordinator(play: Play, fault: Fault) -> None:
+    life = play.lives[-1]
+    if life.process.is_alive:
+        play.world.say("fit() is killed")
+        life.was_killed = True
+        life.process.kill()
+        play.world.after(fault.lasts, play.begin_life)
+
+
+def lose_power(play: Play, fault: Fault) -> None:
+    """All machines go out at once, and the one with the storage forgets what it has not flushed."""
+    life = play.lives[-1]
+    if life.process.is_alive:
+        play.world.say("the power fails")
+        life.was_killed = True
+        life.process.kill()
+        for host in play.hosts.values():
+            host.die()
+            host.is_up = True
+        for text in play.disk.lose_power():
+            play.world.say(text)
+        play.world.after(fault.lasts, play.begin_life)
+
+
+def stop_coordinator(play: Play, fault: Fault) -> None:
+    process = play.lives[-1].process
+    if process.is_alive:
+        play.world.say(f"fit() is stopped for {fault.lasts:g} s")
+        process.stop()
+        play.world.after(fault.lasts, process.resume)
+
+
+def signal(play: Play, fault: Fault) -> None:
+    life = play.lives[-1]
+    loop = getattr(life.process, "loop", None)
+    if life.process.is_alive and loop is not None:
+        number = (15, 15, 2)[fault.target % 3]
+        life.asked_to_stop += 1
+        play.world.say(f"signal {number}")
+        loop.post(lambda: loop.on_signal(number))
+
+
+def signal_twice(play: Play, fault: Fault) -> None:
+    signal(play, fault)
+    play.world.after(play.world.random.choice([0, 0.1, 1, 5]), lambda: signal(play, fault))
+
+
+def request(play: Play, fault: Fault) -> None:
+    """Somebody calls distrain stacks, stop or profile."""
+    life = play.lives[-1]
+    loop = getattr(life.process, "loop", None)
+    paths = getattr(life.coordinator, "store", None) and life.coordinator.store.paths
+    if not life.process.is_alive or loop is None or not paths.requests.exists():
+        return
+    word = ("stacks", "profile 0 1", "profile 9 1", "stacks", requests.STOP)[fault.target % 5]
+    life.asked_to_stop += word == requests.STOP
+    word, _, argument = word.partition(" ")
+    token = f"request{len(play.asked)}"
+    play.asked.append((life, play.world.now, paths.answer(token)))
+    play.world.say(f"distrain {word} {argument}")
+    pipe = os.open(paths.requests, os.O_RDWR | os.O_NONBLOCK)
+    with open(pipe, "wb", buffering=0, closefd=False) as file:
+        file.write(f"{word} {token} {argument}\n".encode())
+    for fd in list(loop._watched):
+        loop.readable(fd)
+    play.world.after(0.001, lambda: os.close(pipe))
+
+
+def second_start(play: Play, fault: Fault) -> None:
+    """Somebody runs the same command again, while the first one runs."""
+    if play.lives[-1].process.is_alive:
+        play.world.say("the same command again")
+        play.begin_life(is_rival=True)
+
+
+def clock_jump(play: Play, fault: Fault) -> None:
+    play.world.clock_error_s += (-3600.0, -30.0, 30.0, 3600.0)[fault.target % 4]
+    play.world.say(f"the clock is {play.world.clock_error_s:+g} s ahead")
+
+
+def _chosen(candidates: Sequence[Any], fault: Fault) -> Any:
+    return candidates[fault.target % len(candidates)] if candidates else None
+
+
+def _lines(play: Play, host: Host) -> list[Line]:
+    links = play.lives[-1].ranks._links if play.lives[-1].ranks is not None else {}
+    return [host.agent.up, *([links[host.name].down] if host.name in links else [])]
+
+
+STRIKES: dict[str, Callable[[Play, Fault], None]] = {
+    strike.__name__.replace("_", " "): strike
+    for strike in (
+        kill_rank, stop_rank, kill_host, kill_agent, kill_forkserver, kill_uploader, stop_agent, slow_link, cut_link,
+        full_disk, broken_disk, read_only_disk, slow_disk, full_memory, flip_memory, flip_disk, kill_coordinator,
+        lose_power, stop_coordinator, signal, signal_twice, request, second_start, clock_jump,
+    )
+}  # fmt: skip
