@@ -12,6 +12,7 @@ import random
 import tempfile
 import time
 import uuid
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +94,8 @@ class Play:
         self.flipped: list[Path] = []
         self.rolled_back: set[tuple[int, int]] = set()
         self.disk = Disk(self.world, self.storage, forgets=any(fault.kind == "lose power" for fault in scenario.faults))
+        self.batches: dict[tuple[int, int], list[tuple[int, list[int]]]] = defaultdict(list)
+        """By attempt and rank: the number of the next report, and the rows, of each batch."""
         self.told: list[tuple[float, Any]] = []
         """All facts that observers heard, and when."""
         self.starts: list[tuple[float, worker.SimulatedRank]] = []
@@ -105,6 +108,11 @@ class Play:
     def life(self) -> int:
         """The number of the current process that calls fit()."""
         return len(self.lives) - 1
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the dataset."""
+        return self.scenario.steps * self.scenario.ranks * worker.BATCH
 
     @property
     def run_directory(self) -> Path:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+import sys
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.observer import AttemptEnded, Committed, HangBegan
 from distrain.errors import DistrainError, PreemptionError
 from distrain.storage.checkpoint import MANIFEST_FILE
 from distrain.storage.records import damage_of
+from tests.simulation.worker import BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -189,6 +191,52 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
             yield f"attempt {rank.attempt} starts from {start or 'scratch'} instead of {newest}"
 
 
+def every_row_is_used_once(play: Play) -> Iterator[str]:
+    """A run that continues takes each row of its data once, but not those that a Rollback leaves out."""
+    life = play.lives[-1]
+    if not play.scenario.reads or life.was_killed or life.process.error or _has(play, "lose power", *_BAD_DISKS):
+        return
+    rollbacks = {event["attempt"]: event for event in _events(play) if event["event"] == "rollback"}
+    attempt, until, used, spare = max(rank.attempt for _, rank in play.starts), sys.maxsize, Counter[int](), 0
+    while True:
+        ranks = {rank.number: rank for _, rank in play.starts if rank.attempt == attempt}
+        spare += len(ranks)  # rows that do not divide evenly among the ranks are dropped
+        for number in ranks:
+            used.update(row for index, rows in play.batches[attempt, number] if index <= until for row in rows)
+        start = (ranks[0].spec.checkpoint or "").rpartition("/")[2]
+        if not start:
+            break
+        attempt, until = _reported(play, start)
+    left_out: set[int] = set()
+    for attempt, event in rollbacks.items():
+        of, kept = _reported(play, event["checkpoint"].rpartition("/")[2]) if event["checkpoint"] else (-1, 0)
+        last = len(play.batches[attempt, event["rank"]])
+        for number in {rank.number for _, rank in play.starts if rank.attempt == attempt}:
+            batches = play.batches[attempt, number]
+            spare += BATCH * max(0, last - len(batches))  # that a rank behind would have taken
+            left_out |= {row for index, rows in batches[:last] if of != attempt or index > kept for row in rows}
+    if twice := sorted(row for row, count in used.items() if count > 1 or row in left_out):
+        yield f"rows {twice} were used again"
+    missing = set(range(play.rows)) - used.keys() - left_out
+    if len(missing) > spare:
+        yield f"rows {sorted(missing)} were not used"
+
+
+def _events(play: Play) -> Iterator[dict[str, Any]]:
+    path = play.run_directory / "events.jsonl"
+    yield from map(json.loads, path.read_text().splitlines() if path.exists() else ())
+
+
+def _reported(play: Play, name: str) -> tuple[int, int]:
+    """Return the attempt that has reported a checkpoint, and the number of the report in it."""
+    path = play.run_directory / name / MANIFEST_FILE
+    if path.exists():
+        manifest = json.loads(path.read_text())
+        return manifest["attempt"], _index_of(manifest, play)
+    fact = [fact for _, fact in play.told if isinstance(fact, Committed) and fact.name == name][-1]
+    return fact.attempt, fact.step - play.first_steps[fact.attempt]
+
+
 def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
     """num_to_keep keeps the last checkpoint and the best ones; what else there was is deleted."""
     life = play.lives[-1]
@@ -238,6 +286,7 @@ PROPERTIES = [
     requests_are_answered,
     nothing_is_left,
     no_start_is_too_old,
+    every_row_is_used_once,
     the_best_and_the_last_are_kept,
     report_returns_soon,
     hangs_are_named,

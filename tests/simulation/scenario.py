@@ -55,6 +55,10 @@ class Scenario:
     """Rank and step at which it asks to roll back, once."""
     sticks: tuple[int, int, int] | None = None
     """Rank, step and attempt in which it stands still for a minute."""
+    reads: bool = False
+    """Each step takes a batch of a dataset; rollbacks leave its rows out."""
+    catches: bool = False
+    """The script goes on after an error of report()."""
     deletes: bool = False
     lists: bool = False
     meets: bool = False
@@ -95,6 +99,7 @@ THEMES = {
     "hangs": lambda one: one.sticks is not None or any(fault.kind == "stop rank" for fault in one.faults),
     "starts": lambda one: any(fault.kind in ("kill coordinator", "lose power") for fault in one.faults),
     "disks": lambda one: any("disk" in fault.kind for fault in one.faults),
+    "data": lambda one: one.reads,
     "rollbacks": lambda one: bool(one.rolls_back),
 }
 """What --only of scripts/fuzz selects."""
@@ -154,5 +159,7 @@ def _drawn(seed: int, number: int) -> Scenario:
         lists=draw.random() < 0.2,
         meets=draw.random() < 0.2,
         least=draw.choice([None, None, 1]),
+        reads=draw.random() < 0.3,
+        catches=draw.random() < 0.2,
         faults=faults,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 from collections import deque
@@ -14,7 +15,8 @@ from distrain import wire
 from distrain.api.config import CheckpointUploadMode
 from distrain.api.context import CheckpointConsistencyMode, TrainContext
 from distrain.api.store_options import StoreOptions
-from distrain.errors import Rollback
+from distrain.data.datasets import run_datasets
+from distrain.errors import CheckpointError, Rollback
 from distrain.storage.checkpoint import Checkpoint
 from distrain.worker.reporting.memory_part import MemoryParts
 from distrain.worker.session import Session
@@ -22,10 +24,14 @@ from distrain.worker.standstill import STANDING_S
 from tests.simulation.world import Process
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.simulation.hosts import Agent
     from tests.simulation.play import Play
     from tests.simulation.scenario import Scenario
 
+BATCH = 2
+"""Rows that each rank takes with a step."""
 _SAMPLE_S = 0.5
 _MODES = {mode.name: mode for mode in CheckpointUploadMode}
 
@@ -99,7 +105,10 @@ class SimulatedRank:
             outcome["body"] = pickle.dumps(self._train(session))
             session.finish_uploads()
         except (Exception, SystemExit, KeyboardInterrupt) as error:
-            rollback = {"why": str(error), "skip_to": error.skip_to} if isinstance(error, Rollback) else None
+            rollback = None
+            if isinstance(error, Rollback):
+                error.skip_to = session.positions_to_skip_to() if error.skip_batch else None
+                rollback = {"why": str(error), "skip_to": error.skip_to}
             code = error.code if isinstance(error, SystemExit) else 1
             outcome = {
                 "ok": False, "body": b"", "error": f"{type(error).__name__}: {error}", "traceback": str(error),
@@ -197,7 +206,7 @@ class SimulatedRank:
         first = self._resume(session)
         size = session.context.world_size
         draw = self.play.script_random(self)
-        for step in range(first, scenario.steps):
+        for step in self._read(session, first) if scenario.reads else range(first, scenario.steps):
             self.world.sleep(draw.expovariate(1 / scenario.step_s[self.number % len(scenario.step_s)]))
             if scenario.collectives and size > 1:
                 self.does("waits")
@@ -212,12 +221,13 @@ class SimulatedRank:
                 raise ValueError(f"step {step} fails")
             if (self.number, step) in scenario.rolls_back and (self.number, step) not in self.play.rolled_back:
                 self.play.rolled_back.add((self.number, step))
-                raise Rollback("the loss is bad")
+                raise Rollback("the loss is bad", skip_batch=scenario.reads)
             if scenario.meets and step % 3 == 1:
                 session.collective("barrier()", b"")
             stop = scenario.asks_to_stop and session.should_stop()
             if (step + 1) % scenario.report_every == 0:
-                self._report(session, step)
+                with contextlib.suppress(*((OSError, CheckpointError) if scenario.catches else ())):
+                    self._report(session, step)
             if scenario.looks and draw.random() < 0.2:
                 session.get_checkpoint()
             if scenario.lists and draw.random() < 0.2:
@@ -225,6 +235,19 @@ class SimulatedRank:
             if stop:
                 return step
         return scenario.steps
+
+    def _read(self, session: Session, first: int) -> Iterator[int]:
+        """Yield the number of a step for each batch."""
+        session.datasets = run_datasets(
+            {"train": [{"row": row} for row in range(self.play.rows)]}, "all", on_change="error", resume=True
+        )
+        shard = session.dataset_shard("train")
+        for _ in range(shard.epoch, 1):
+            batches = shard.iter_batches(batch_size=BATCH, prefetch_batches=0)
+            for step, batch in enumerate(batches, first):
+                rows = [int(row) for row in batch["row"]]
+                self.play.batches[self.attempt, self.number].append((session._reports + 1, rows))
+                yield step
 
     def _resume(self, session: Session) -> int:
         checkpoint = session.get_checkpoint()
