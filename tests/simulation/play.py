@@ -98,6 +98,8 @@ class Play:
         """By attempt and rank: the number of the next report, and the rows, of each batch."""
         self.told: list[tuple[float, Any]] = []
         """All facts that observers heard, and when."""
+        self.sizes: dict[int, int] = {}
+        """By attempt: its number of ranks."""
         self.starts: list[tuple[float, worker.SimulatedRank]] = []
         self.loaded: list[Any] = []
         slots = -(-scenario.ranks // scenario.hosts)
@@ -129,6 +131,7 @@ class Play:
     def make_rank(self, agent: hosts.Agent, spec: wire.WorkerSpec) -> worker.SimulatedRank:
         rank = worker.SimulatedRank(agent, spec, self)
         self.starts.append((self.world.now, rank))
+        self.sizes[rank.attempt] = spec.context["world_size"]
         return rank
 
     def check_loaded(self, rank: worker.SimulatedRank, checkpoint: Any, states: list[dict[str, Any]]) -> None:

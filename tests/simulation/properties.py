@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distrain import Result
 from distrain.api.observer import AttemptEnded, Committed, HangBegan
 from distrain.errors import DistrainError, PreemptionError
+from distrain.page.facts import Facts
 from distrain.storage.checkpoint import MANIFEST_FILE
 from distrain.storage.records import damage_of
+from distrain.storage.runs.listing import run_at
 from tests.simulation.worker import BATCH
 
 if TYPE_CHECKING:
@@ -194,8 +198,13 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
 def every_row_is_used_once(play: Play) -> Iterator[str]:
     """A run that continues takes each row of its data once, but not those that a Rollback leaves out."""
     life = play.lives[-1]
-    if not play.scenario.reads or life.was_killed or life.process.error or _has(play, "lose power", *_BAD_DISKS):
-        return
+    if (
+        not play.scenario.reads
+        or life.was_killed
+        or life.process.error
+        or _has(play, "lose power", "flip disk", *_BAD_DISKS)
+    ):
+        return  # a damaged checkpoint takes the rows with it that were left out after it
     rollbacks = {event["attempt"]: event for event in _events(play) if event["event"] == "rollback"}
     attempt, until, used, spare = max(rank.attempt for _, rank in play.starts), sys.maxsize, Counter[int](), 0
     while True:
@@ -211,7 +220,7 @@ def every_row_is_used_once(play: Play) -> Iterator[str]:
     for attempt, event in rollbacks.items():
         of, kept = _reported(play, event["checkpoint"].rpartition("/")[2]) if event["checkpoint"] else (-1, 0)
         last = len(play.batches[attempt, event["rank"]])
-        for number in {rank.number for _, rank in play.starts if rank.attempt == attempt}:
+        for number in range(play.sizes[attempt]):
             batches = play.batches[attempt, number]
             spare += BATCH * max(0, last - len(batches))  # that a rank behind would have taken
             left_out |= {row for index, rows in batches[:last] if of != attempt or index > kept for row in rows}
@@ -252,6 +261,48 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
         yield f"{len(found)} checkpoints are kept: {sorted(found)}"
 
 
+def local_files_are_deleted_after_the_commit(play: Play) -> Iterator[str]:
+    """Local files go once their checkpoint is committed, if the user wants that; else they stay as they are."""
+    facts = [fact for _, fact in play.told if isinstance(fact, Committed)]
+    committed = {(fact.attempt, fact.step - play.first_steps[fact.attempt]) for fact in facts}
+    is_quiet = not (play.scenario.faults or play.scenario.raises or play.scenario.rolls_back)
+    for call in play.calls:
+        if call.folder is None or call.mode == "NO_UPLOAD":
+            continue
+        name = f"{call.folder.name}, of report {call.index} of rank {call.rank},"
+        may_go = (play.scenario.deletes or call.mode == "ASYNC") and (call.attempt, call.index) in committed
+        found = {path.name: path.read_bytes() for path in call.folder.iterdir()} if call.folder.exists() else None
+        if found is None and not may_go:
+            yield f"{name} was deleted"
+        elif found not in (None, call.files):
+            yield f"{name} has changed"
+        elif found and may_go and is_quiet:
+            yield f"{name} was not deleted"
+
+
+def all_views_of_a_run_agree(play: Play) -> Iterator[str]:
+    """fit()'s Result, Result.from_path() and the facts of the page and of `distrain show` say the same."""
+    life = play.lives[-1]
+    if life.was_killed or _has(play, *_BAD_DISKS) or not (play.run_directory / "run.json").exists():
+        return
+    stored = Result.from_path(str(play.run_directory))
+    run = run_at(play.run_directory)
+    facts = Facts(run, run.location)
+    names = [path.name for path, _ in _published(play)]
+    shown = [saved.path.name for saved in facts.checkpoints]
+    if sorted(shown) != names:
+        yield f"the page has {shown}, and the disk {names}"
+    if facts.notes and not play.flipped:
+        yield f"the page notes {facts.notes}"
+    if life.result is not None:
+        own = life.result.checkpoint and Path(life.result.checkpoint.path).name
+        other = stored.checkpoint and Path(stored.checkpoint.path).name
+        if own != other or (names and own != names[-1]):
+            yield f"Result.checkpoint is {own}, from_path() has {other}, and the disk {names}"
+        if repr(life.result.metrics) != repr(stored.metrics):
+            yield f"Result.metrics are {life.result.metrics}, from_path() has {stored.metrics}"
+
+
 def report_returns_soon(play: Play) -> Iterator[str]:
     """report() returns within its bounds while the world is healthy."""
     if play.scenario.faults or play.scenario.raises or play.scenario.rolls_back or play.scenario.sticks:
@@ -288,6 +339,8 @@ PROPERTIES = [
     no_start_is_too_old,
     every_row_is_used_once,
     the_best_and_the_last_are_kept,
+    local_files_are_deleted_after_the_commit,
+    all_views_of_a_run_agree,
     report_returns_soon,
     hangs_are_named,
 ]

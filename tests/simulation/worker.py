@@ -54,6 +54,7 @@ class Call:
     ended: float | None = None
     failed: str | None = None
     mode: str = ""
+    folder: Path | None = None
 
 
 class SimulatedRank:
@@ -277,7 +278,7 @@ class SimulatedRank:
             for file, content in files.items():
                 (folder / file).write_bytes(content)
         mode = scenario.mode
-        call = Call(self.life, self.attempt, self.number, index, step, files, self.world.now, mode=mode)
+        call = Call(self.life, self.attempt, self.number, index, step, files, self.world.now, mode=mode, folder=folder)
         self.play.calls.append(call)
         options = StoreOptions(mode=_MODES[mode]) if mode != "SYNC" else StoreOptions()
         if scenario.deletes and mode != "NO_UPLOAD":

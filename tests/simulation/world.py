@@ -269,8 +269,7 @@ class SimulatedLoop(Loop):
 
     def readable(self, fd: int) -> None:
         """Have the callback of a descriptor called."""
-        if callback := self._watched.get(fd):
-            self.post(callback)
+        self.post(lambda: self._watched.get(fd, lambda: None)())
 
     def forget(self, fd: int) -> None:
         self._watched.pop(fd, None)
