@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -20,7 +21,6 @@ from tests.simulation.world import Process, SimulatedBackground, SimulatedLoop, 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.simulation.worker import SimulatedRank
 
@@ -305,6 +305,34 @@ class Agent:
     def _kill_workers(self) -> None:
         for rank in self._living():
             rank.kill(by_us=True)
+
+
+class SimulatedValidator:
+    """The process that calls the user's validation function: it reads a checkpoint, takes a while, and may fail."""
+
+    world: World
+
+    def __init__(self, loop: SimulatedLoop, answer: Callable[[wire.Message], None], *_: Any, **named: Any) -> None:
+        self._loop, self._answer = loop, answer
+        self._is_closed = False
+
+    def order(self, order: wire.RunValidation) -> None:
+        draw, path = self.world.random, Path(order.checkpoint)
+        names = {file.name for file in path.iterdir()}
+
+        def end() -> None:
+            if self._is_closed:
+                return
+            if not path.exists() or not names <= {file.name for file in path.iterdir()}:
+                self.world.say(f"{path.name} was deleted while it was validated")
+            failed = "the function has raised ValueError" if draw.random() < 0.2 else None
+            self._answer(wire.ValidationResult(body=b'{"accuracy": 1.0}', failed=failed))
+
+        assert self.world.current is not None
+        self.world.after(draw.choice([0.01, 0.5, 5]), lambda: self._loop.post(end), self.world.current.process)
+
+    def close(self) -> None:
+        self._is_closed = True
 
 
 class SimulatedRanks:

@@ -25,7 +25,7 @@ from distrain.api.backend import BackendConfig
 from distrain.api.job import Job
 from distrain.api.observer import RankTrains
 from distrain.coordinator import coordinator as engine
-from distrain.coordinator import stop_signals
+from distrain.coordinator import stop_signals, validations
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.run import run as run_module
 from distrain.coordinator.run.facts import RunFacts
@@ -42,7 +42,7 @@ from distrain.worker.reporting import memory_part
 from tests.simulation import hosts, worker, world
 from tests.simulation.disk import Disk, path_of
 from tests.simulation.faults import STRIKES
-from tests.simulation.hosts import LEASE_S, Host, SimulatedRanks
+from tests.simulation.hosts import LEASE_S, Host, SimulatedRanks, SimulatedValidator
 from tests.simulation.properties import PROPERTIES
 from tests.simulation.world import Process, Queue, SimulatedBackground, SimulatedLoop, Threading, World
 
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from tests.simulation.scenario import Scenario
 
 _LONGEST_S = 4_000.0
+
+
+_VALIDATOR: Any = SimpleNamespace(environment={}, blob=b"", directory="", sys_path=[], timeout_s=None)
 
 
 class Life:
@@ -209,7 +212,7 @@ class Play:
                 for spec in specs
             },
             failure_config=scenario.failure_config, memory_every=scenario.memory_every, stop_grace_s=10.0, argv=[],
-            python_flags=[],
+            python_flags=[], validator=_VALIDATOR if scenario.validates else None,
         )  # fmt: skip
         transports: Any = [SimpleNamespace(host=spec) for spec in specs]
         shipping = Shipping(question=wire.SetUpHost(files=[], folders=[], place=""))
@@ -299,7 +302,7 @@ def played(scenario: Scenario) -> Play:
 @contextlib.contextmanager
 def patched(of: World, play: Play) -> Iterator[None]:
     """Let everything that distrain does within the block happen in this world."""
-    SimulatedLoop.world = SimulatedBackground.world = Queue.world = of
+    SimulatedLoop.world = SimulatedBackground.world = SimulatedValidator.world = Queue.world = of
     threading = Threading(of)
     numbers = itertools.count()
     handler = logging.Handler()
@@ -347,6 +350,7 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(engine, "Loop", SimulatedLoop),
         mock.patch.object(engine, "Background", SimulatedBackground),
         mock.patch.object(engine, "raised_fd_limit", return_value=contextlib.nullcontext()),
+        mock.patch.object(validations, "OrderLink", SimulatedValidator),
         mock.patch.object(memory_keeper, "Background", SimulatedBackground),
         mock.patch.object(memory_keeper, "threading", threading),
         mock.patch.object(memory_keeper, "SimpleQueue", Queue),

@@ -13,7 +13,7 @@ from distrain.api.observer import AttemptEnded, Committed, HangBegan
 from distrain.errors import DistrainError, PreemptionError
 from distrain.page.facts import Facts
 from distrain.storage.checkpoint import MANIFEST_FILE
-from distrain.storage.records import damage_of
+from distrain.storage.records import PENDING, damage_of
 from distrain.storage.runs.listing import run_at
 from tests.simulation.worker import BATCH
 
@@ -98,7 +98,8 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
         return
     status = json.loads((play.run_directory / "run.json").read_text())["status"]
     wanted = "finished" if error is None else "stopped" if isinstance(error, _STOPS) else "failed"
-    if status != wanted and not _has(play, *_BAD_DISKS):
+    is_impatient = life.asked_to_stop > 1 and _has(play, "slow disk")
+    if status != wanted and not is_impatient and not _has(play, *_BAD_DISKS):
         yield f"run.json says {status}, and fit() ended with {error!r}"
 
 
@@ -121,6 +122,7 @@ def the_culprit_was_hit(play: Play) -> Iterator[str]:
                         "slow link",
                         "cut link",
                         "stop agent",
+                        "kill uploader",
                         "stop coordinator",
                         *_BAD_DISKS,
                         "flip disk",
@@ -164,7 +166,7 @@ def nothing_is_left(play: Play) -> Iterator[str]:
 
 def no_start_is_too_old(play: Play) -> Iterator[str]:
     """An attempt starts from the newest checkpoint that was committed, if nothing that held it was lost."""
-    in_memory = play.scenario.mode == "MEMORY" or play.scenario.memory_every
+    in_memory = play.scenario.mode in ("MEMORY", "MIXED") or play.scenario.memory_every
     if in_memory and _has(
         play,
         "kill host",
@@ -190,7 +192,7 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
         kept = [fact for fact in committed if fact.name not in given_up]
         index = {fact.name: fact.index for fact in committed}
         newest = max(kept, key=lambda fact: fact.index).name if kept else ""
-        start = (rank.spec.checkpoint or "").rpartition("/")[2]
+        start = _name(rank.spec.checkpoint)
         if (start in index or not start) and index.get(start, -1) < index.get(newest, -1):
             yield f"attempt {rank.attempt} starts from {start or 'scratch'} instead of {newest}"
 
@@ -198,13 +200,10 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
 def every_row_is_used_once(play: Play) -> Iterator[str]:
     """A run that continues takes each row of its data once, but not those that a Rollback leaves out."""
     life = play.lives[-1]
-    if (
-        not play.scenario.reads
-        or life.was_killed
-        or life.process.error
-        or _has(play, "lose power", "flip disk", *_BAD_DISKS)
-    ):
-        return  # a damaged checkpoint takes the rows with it that were left out after it
+    if not play.scenario.reads or life.was_killed or life.process.error or _has(play, "lose power", *_BAD_DISKS):
+        return
+    made = {fact.name: fact.index for _, fact in play.told if isinstance(fact, Committed)}
+    started = {rank.attempt: made.get(_name(rank.spec.checkpoint), -1) for _, rank in play.starts}
     rollbacks = {event["attempt"]: event for event in _events(play) if event["event"] == "rollback"}
     attempt, until, used, spare = max(rank.attempt for _, rank in play.starts), sys.maxsize, Counter[int](), 0
     while True:
@@ -212,13 +211,17 @@ def every_row_is_used_once(play: Play) -> Iterator[str]:
         spare += len(ranks)  # rows that do not divide evenly among the ranks are dropped
         for number in ranks:
             used.update(row for index, rows in play.batches[attempt, number] if index <= until for row in rows)
-        start = (ranks[0].spec.checkpoint or "").rpartition("/")[2]
-        if not start:
+        if not (start := _name(ranks[0].spec.checkpoint)):
             break
-        attempt, until = _reported(play, start)
+        if (reported := _reported(play, start)) is None:
+            return
+        attempt, until = reported
     left_out: set[int] = set()
     for attempt, event in rollbacks.items():
-        of, kept = _reported(play, event["checkpoint"].rpartition("/")[2]) if event["checkpoint"] else (-1, 0)
+        back_to = made.get(_name(event["checkpoint"]), -1)
+        if any(index < back_to for later, index in started.items() if later > attempt):
+            return  # the checkpoint was lost, and with it which rows are left out after it
+        of, kept = _reported(play, _name(event["checkpoint"])) or (-1, 0)
         last = len(play.batches[attempt, event["rank"]])
         for number in range(play.sizes[attempt]):
             batches = play.batches[attempt, number]
@@ -236,14 +239,21 @@ def _events(play: Play) -> Iterator[dict[str, Any]]:
     yield from map(json.loads, path.read_text().splitlines() if path.exists() else ())
 
 
-def _reported(play: Play, name: str) -> tuple[int, int]:
-    """Return the attempt that has reported a checkpoint, and the number of the report in it."""
+def _name(path: str | None) -> str:
+    """Return the name of a checkpoint."""
+    return (path or "").rpartition("/")[2]
+
+
+def _reported(play: Play, name: str) -> tuple[int, int] | None:
+    """Return the attempt that has reported a checkpoint, and the number of the report in it; None if nobody knows."""
+    if not name:
+        return None
     path = play.run_directory / name / MANIFEST_FILE
     if path.exists():
         manifest = json.loads(path.read_text())
         return manifest["attempt"], _index_of(manifest, play)
-    fact = [fact for _, fact in play.told if isinstance(fact, Committed) and fact.name == name][-1]
-    return fact.attempt, fact.step - play.first_steps[fact.attempt]
+    facts = [fact for _, fact in play.told if isinstance(fact, Committed) and fact.name == name]
+    return (facts[-1].attempt, facts[-1].step - play.first_steps[facts[-1].attempt]) if facts else None
 
 
 def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
@@ -303,6 +313,17 @@ def all_views_of_a_run_agree(play: Play) -> Iterator[str]:
             yield f"Result.metrics are {life.result.metrics}, from_path() has {stored.metrics}"
 
 
+def checkpoints_are_validated(play: Play) -> Iterator[str]:
+    """Each checkpoint for which that was asked is validated; it is not deleted before, and the run waits for it."""
+    yield from (text for _, text in play.world.story if "while it was validated" in text)
+    life = play.lives[-1]
+    if life.was_killed or life.process.error is not None or _has(play, "signal", "signal twice", *_BAD_DISKS):
+        return
+    for path, manifest in _published(play):
+        if (manifest.get("validation") or {}).get("status") == PENDING:
+            yield f"{path.name} was not validated"
+
+
 def report_returns_soon(play: Play) -> Iterator[str]:
     """report() returns within its bounds while the world is healthy."""
     if play.scenario.faults or play.scenario.raises or play.scenario.rolls_back or play.scenario.sticks:
@@ -341,6 +362,7 @@ PROPERTIES = [
     the_best_and_the_last_are_kept,
     local_files_are_deleted_after_the_commit,
     all_views_of_a_run_agree,
+    checkpoints_are_validated,
     report_returns_soon,
     hangs_are_named,
 ]

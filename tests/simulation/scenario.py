@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_MIXED = ("SYNC", "ASYNC", "ASYNC", "MEMORY", "MEMORY")
+
+
 @dataclass(frozen=True)
 class Fault:
     """A disturbance. at: seconds after the start. target: a rank, a host or nothing."""
@@ -57,6 +60,7 @@ class Scenario:
     """Rank, step and attempt in which it stands still for a minute."""
     reads: bool = False
     """Each step takes a batch of a dataset; rollbacks leave its rows out."""
+    validates: bool = False
     catches: bool = False
     """The script goes on after an error of report()."""
     deletes: bool = False
@@ -65,6 +69,10 @@ class Scenario:
     least: int | None = None
     """The fewest ranks that the run trains with; None for all."""
     faults: tuple[Fault, ...] = field(default=())
+
+    def mode_at(self, step: int) -> str:
+        """Return how the checkpoint of a step is stored: MIXED is another mode at each step."""
+        return random.Random(f"{self.seed} {step}").choice(_MIXED) if self.mode == "MIXED" else self.mode
 
     def saves(self, rank: int, step: int, size: int) -> bool:
         """Return whether a rank saves a checkpoint at a step."""
@@ -95,7 +103,7 @@ FAULTS = (
 
 
 THEMES = {
-    "memory": lambda one: one.mode == "MEMORY" or one.memory_every is not None,
+    "memory": lambda one: one.mode in ("MEMORY", "MIXED") or one.memory_every is not None,
     "hangs": lambda one: one.sticks is not None or any(fault.kind == "stop rank" for fault in one.faults),
     "starts": lambda one: any(fault.kind in ("kill coordinator", "lose power") for fault in one.faults),
     "disks": lambda one: any("disk" in fault.kind for fault in one.faults),
@@ -118,7 +126,7 @@ def _drawn(seed: int, number: int) -> Scenario:
     draw = random.Random(f"{seed} {number}" if number else seed)
     hosts = draw.choice([1, 1, 2, 3])
     ranks = hosts * draw.choice([1, 2]) if hosts > 1 else draw.choice([1, 2, 3, 4])
-    mode = draw.choice(["SYNC", "SYNC", "ASYNC", "MEMORY", "MEMORY", "NO_UPLOAD"])
+    mode = draw.choice(["SYNC", "SYNC", "ASYNC", "MEMORY", "MEMORY", "MIXED", "MIXED", "NO_UPLOAD"])
     steps = draw.randint(2, 7)
     memory_every = draw.choice([1, 2, 3]) if mode == "SYNC" and draw.random() < 0.3 else None
     count = draw.choice([0, 1, 1, 1, 2, 2, 3])
@@ -160,6 +168,7 @@ def _drawn(seed: int, number: int) -> Scenario:
         meets=draw.random() < 0.2,
         least=draw.choice([None, None, 1]),
         reads=draw.random() < 0.3,
+        validates=draw.random() < 0.15,
         catches=draw.random() < 0.2,
         faults=faults,
     )

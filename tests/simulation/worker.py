@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.api.config import CheckpointUploadMode
+from distrain.api.config import CheckpointUploadMode, ValidationTaskConfig
 from distrain.api.context import CheckpointConsistencyMode, TrainContext
 from distrain.api.store_options import StoreOptions
 from distrain.data.datasets import run_datasets
@@ -265,9 +265,15 @@ class SimulatedRank:
         files = None
         folder = None
         if scenario.saves(self.number, step, session.context.world_size):
-            state = {"rank": self.number, "step": step, "attempt": self.attempt, "life": self.life}
+            writes_into_one = scenario.mode == "NO_UPLOAD" and not scenario.own_names
+            state = {
+                "rank": -1 if writes_into_one else self.number,
+                "step": step,
+                "attempt": self.attempt,
+                "life": self.life,
+            }
             name = f"state_{self.number}.json" if scenario.own_names else "state.json"
-            files = {name: json.dumps({**state, "rank": self.number if scenario.own_names else -1}).encode()}
+            files = {name: json.dumps(state).encode()}
             if scenario.own_names:
                 files[f"more_{self.number}.bin"] = f"{state}".encode() * 10
             if scenario.mode == "NO_UPLOAD":
@@ -277,12 +283,14 @@ class SimulatedRank:
             folder.mkdir(parents=True, exist_ok=True)
             for file, content in files.items():
                 (folder / file).write_bytes(content)
-        mode = scenario.mode
+        mode = scenario.mode_at(step)
         call = Call(self.life, self.attempt, self.number, index, step, files, self.world.now, mode=mode, folder=folder)
         self.play.calls.append(call)
         options = StoreOptions(mode=_MODES[mode]) if mode != "SYNC" else StoreOptions()
         if scenario.deletes and mode != "NO_UPLOAD":
             options = replace(options, delete=True)
+        if scenario.validates and folder and mode != "MEMORY":
+            options = replace(options, validation=ValidationTaskConfig())
         metrics = {"step": step, "loss": self.play.loss(step), "rank": self.number}
         try:
             session.report(metrics, Checkpoint(str(folder)) if folder else None, options)

@@ -11,6 +11,7 @@ import itertools
 import random
 import threading
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -249,6 +250,7 @@ class SimulatedLoop(Loop):
     def __init__(self) -> None:
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
         self._watched: dict[int, Any] = {}
+        self._readable: set[int] = set()
         self._running = self.is_stepping = False
         self.now = self._awake_since = self.world.now
         self._posted: deque[Callable[[], None]] = deque()
@@ -269,7 +271,14 @@ class SimulatedLoop(Loop):
 
     def readable(self, fd: int) -> None:
         """Have the callback of a descriptor called."""
-        self.post(lambda: self._watched.get(fd, lambda: None)())
+        if fd not in self._readable:
+            self._readable.add(fd)
+            self.post(partial(self._read, fd))
+
+    def _read(self, fd: int) -> None:
+        self._readable.discard(fd)
+        if callback := self._watched.get(fd):
+            callback()
 
     def forget(self, fd: int) -> None:
         self._watched.pop(fd, None)
