@@ -480,10 +480,9 @@ class Session:
 
     def _note_deletable(self, ordinal: int, *, has_files: bool) -> None:
         """Note that local files of this checkpoint are no longer needed. Those of dropped checkpoints stay."""
-        for number in [number for number in self._local_files if number <= ordinal]:
-            local_files = self._local_files.pop(number)
-            if number == ordinal and has_files:
-                self._deletable.append(local_files)
+        local_files = self._local_files.pop(ordinal, None)  # an earlier checkpoint may be committed later
+        if local_files is not None and has_files:
+            self._deletable.append(local_files)
 
     def _delete_committed(self) -> None:
         """Delete the local files of committed checkpoints."""

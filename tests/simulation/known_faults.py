@@ -174,8 +174,8 @@ KNOWN = [
     Known(
         "local files are deleted although the checkpoint was dropped",
         "worker/session.py",
-        "            if number == ordinal and has_files:\n",
-        "            if number == ordinal:\n",
+        "        if local_files is not None and has_files:\n",
+        "        if local_files is not None:\n",
     ),
     Known(
         "a host that is lost while it stops is waited for",
