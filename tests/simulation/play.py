@@ -44,7 +44,7 @@ from tests.simulation.disk import Disk, path_of
 from tests.simulation.faults import STRIKES
 from tests.simulation.hosts import LEASE_S, Host, SimulatedRanks, SimulatedValidator
 from tests.simulation.properties import PROPERTIES
-from tests.simulation.world import Process, Queue, SimulatedBackground, SimulatedLoop, Threading, World
+from tests.simulation.world import STARTED, Process, Queue, SimulatedBackground, SimulatedLoop, Threading, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,12 +99,15 @@ class Play:
         self.disk = Disk(self.world, self.storage, forgets=any(fault.kind == "lose power" for fault in scenario.faults))
         self.batches: dict[tuple[int, int], list[tuple[int, list[int]]]] = defaultdict(list)
         """By attempt and rank: the number of the next report, and the rows, of each batch."""
+        self.looked: list[tuple[worker.SimulatedRank, int]] = []
+        """The step of each checkpoint that a rank got from get_checkpoint() while it trained; -1: none."""
+        self.ended = 0.0
+        """When the last process that called fit() ended, in seconds since the start."""
         self.told: list[tuple[float, Any]] = []
         """All facts that observers heard, and when."""
         self.sizes: dict[int, int] = {}
         """By attempt: its number of ranks."""
         self.starts: list[tuple[float, worker.SimulatedRank]] = []
-        self.loaded: list[Any] = []
         slots = -(-scenario.ranks // scenario.hosts)
         names = [f"host{n}" for n in range(scenario.hosts + scenario.spares)]
         self.hosts = {name: Host(self.world, name, root / name, slots, self.make_rank) for name in names}
@@ -136,9 +139,6 @@ class Play:
         self.starts.append((self.world.now, rank))
         self.sizes[rank.attempt] = spec.context["world_size"]
         return rank
-
-    def check_loaded(self, rank: worker.SimulatedRank, checkpoint: Any, states: list[dict[str, Any]]) -> None:
-        self.loaded.append((rank, checkpoint, states))
 
     # -- playing --------------------------------------------------------------------------------------------------
 
@@ -179,6 +179,7 @@ class Play:
                     return
             else:
                 break
+        self.ended = self.world.now - STARTED
         idle = Process(self.world, "afterwards")
         self.world.while_any([idle], self.world.now + 70)
         idle.is_alive = False

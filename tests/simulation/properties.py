@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import Result
-from distrain.api.observer import AttemptEnded, Committed, HangBegan
+from distrain.api.observer import (
+    AttemptBegan,
+    AttemptEnded,
+    Committed,
+    Ended,
+    HangBegan,
+    HangEnded,
+    Printed,
+    RankTrains,
+    Reported,
+    RunBegan,
+)
 from distrain.errors import DistrainError, PreemptionError
 from distrain.page.facts import Facts
 from distrain.storage.checkpoint import MANIFEST_FILE
@@ -324,6 +335,44 @@ def checkpoints_are_validated(play: Play) -> Iterator[str]:
             yield f"{path.name} was not validated"
 
 
+def observers_hear_facts_in_order(play: Play) -> Iterator[str]:
+    """RunBegan comes first and Ended last; what a rank does is between the beginning and the end of its attempt."""
+    for life in play.lives:
+        facts = [fact for fact in life.facts if not isinstance(fact, Printed)]
+        kinds = [type(fact) for fact in facts]
+        if kinds and (kinds[0] is not RunBegan or kinds.count(RunBegan) != 1 or Ended in kinds[:-1]):
+            yield f"start {life.number}: {[kind.__name__ for kind in kinds]}"
+        attempts = [fact.attempt for fact in facts if isinstance(fact, AttemptBegan)]
+        ended = [fact.attempt for fact in facts if isinstance(fact, AttemptEnded)]
+        if attempts != sorted(set(attempts)) or ended != attempts[: len(ended)] or len(attempts) > len(ended) + 1:
+            yield f"start {life.number}: attempts {attempts} began, and {ended} ended"
+        is_open = False
+        for fact in facts:
+            is_open = isinstance(fact, AttemptBegan) or (is_open and not isinstance(fact, AttemptEnded))
+            if not is_open and isinstance(fact, (RankTrains, Reported)):
+                yield f"start {life.number}: {fact} outside of an attempt"
+        if kinds.count(HangEnded) > kinds.count(HangBegan):
+            yield f"start {life.number}: a hang ended that had not begun"
+
+
+def get_checkpoint_never_goes_back(play: Play) -> Iterator[str]:
+    """During an attempt, get_checkpoint() returns the checkpoint of the start, or a newer one."""
+    newest: dict[tuple[int, int, int], int] = {}
+    for rank, step in play.looked:
+        key = rank.life, rank.attempt, rank.number
+        if step < newest.get(key, step):
+            yield f"rank {rank.number} of attempt {rank.attempt} got a checkpoint of step {step} after {newest[key]}"
+        newest[key] = step
+
+
+def a_run_ends(play: Play) -> Iterator[str]:
+    """A run ends soon after the last fault is over: no wait is longer than a lease, a stop or a hang."""
+    over = max((fault.at + fault.lasts for fault in play.scenario.faults), default=0.0)
+    took = play.ended - over - 40 * (play.scenario.sticks is not None)
+    if took > 60 + 2 * play.scenario.steps * max(play.scenario.step_s):
+        yield f"the run took {took:.0f} s longer than its faults"
+
+
 def report_returns_soon(play: Play) -> Iterator[str]:
     """report() returns within its bounds while the world is healthy."""
     if play.scenario.faults or play.scenario.raises or play.scenario.rolls_back or play.scenario.sticks:
@@ -363,6 +412,9 @@ PROPERTIES = [
     local_files_are_deleted_after_the_commit,
     all_views_of_a_run_agree,
     checkpoints_are_validated,
+    observers_hear_facts_in_order,
+    get_checkpoint_never_goes_back,
+    a_run_ends,
     report_returns_soon,
     hangs_are_named,
 ]

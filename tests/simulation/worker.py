@@ -230,7 +230,8 @@ class SimulatedRank:
                 with contextlib.suppress(*((OSError, CheckpointError) if scenario.catches else ())):
                     self._report(session, step)
             if scenario.looks and draw.random() < 0.2:
-                session.get_checkpoint()
+                checkpoint = session.get_checkpoint()
+                self.play.looked.append((self, self._step_of(checkpoint)))
             if scenario.lists and draw.random() < 0.2:
                 session.all_checkpoints(CheckpointConsistencyMode.COMMITTED, None)
             if stop:
@@ -252,12 +253,17 @@ class SimulatedRank:
 
     def _resume(self, session: Session) -> int:
         checkpoint = session.get_checkpoint()
+        step = self._step_of(checkpoint)
+        self.play.looked.append((self, step))
+        return step + 1
+
+    def _step_of(self, checkpoint: Checkpoint | None) -> int:
+        """Read a checkpoint, and return its step; -1 for none."""
         if checkpoint is None:
-            return 0
+            return -1
         with checkpoint.as_directory() as folder:
             states = [json.loads(path.read_bytes()) for path in Path(folder).glob("state*.json")]
-        self.play.check_loaded(self, checkpoint, states)
-        return max((state["step"] for state in states), default=-1) + 1
+        return max((int(state["step"]) for state in states), default=-1)
 
     def _report(self, session: Session, step: int) -> None:
         scenario: Scenario = self.play.scenario

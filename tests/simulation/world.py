@@ -21,7 +21,7 @@ from distrain.system.loop import Loop
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_STARTED = 1_000.0
+STARTED = 1_000.0
 """What time.monotonic() shows when a world begins."""
 _BEGAN_AT = 1_700_000_000.0
 """What time.time() shows then."""
@@ -34,7 +34,7 @@ class World:
 
     def __init__(self, seed: int | str) -> None:
         self.random = random.Random(seed)
-        self.now = _STARTED
+        self.now = STARTED
         self.clock_error_s = 0.0
         """How much time.time() is ahead."""
         self.story: list[tuple[float, str]] = []
@@ -51,7 +51,7 @@ class World:
 
     def wall(self) -> float:
         """Return what time.time() shows."""
-        return _BEGAN_AT + self.now - _STARTED + self.clock_error_s
+        return _BEGAN_AT + self.now - STARTED + self.clock_error_s
 
     def monotonic(self) -> float:
         """Return what time.monotonic() shows."""
@@ -59,7 +59,7 @@ class World:
 
     def say(self, text: str) -> None:
         """Note that something has happened."""
-        self.story.append((self.now - _STARTED, text))
+        self.story.append((self.now - STARTED, text))
 
     def at(self, moment: float, do: Callable[[], None], process: Process | None = None) -> None:
         """Do something at a moment, unless the process has died by then. Equal moments have a random order."""
