@@ -709,8 +709,7 @@ class Coordinator:
             if self._host_files.is_delivering:
                 warn("some files of ranks are still on other hosts; they are copied when the run next uses those hosts")
                 break
-        if self.machine.plan is not None:
-            self._host_files.warn_of_lost(self.machine.plan.hosts)
+        self._host_files.warn_of_lost()
 
     def _close_hosts(self) -> None:
         self._host_files.close()

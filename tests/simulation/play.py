@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import random
+import sys
 import tempfile
 import time
 import uuid
@@ -19,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from distrain import RunConfig, ScalingConfig, wire
-from distrain.agent import memory_keeper
+from distrain.agent import host_setup, memory_keeper
 from distrain.api.backend import BackendConfig
 from distrain.api.job import Job
 from distrain.api.observer import RankTrains
 from distrain.coordinator import coordinator as engine
-from distrain.coordinator import stop_signals
+from distrain.coordinator import launch_checks, stop_signals
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.run import run as run_module
 from distrain.coordinator.run.facts import RunFacts
@@ -33,18 +34,21 @@ from distrain.coordinator.store.remote_store import open_run
 from distrain.decisions.events import RunRequest
 from distrain.hosts.host import HostSettings
 from distrain.hosts.hostfile import HostSpec
-from distrain.storage import checkpoint, file_transfer
-from distrain.system import log
+from distrain.storage import checkpoint, file_transfer, run_lock
+from distrain.system import log, remote_path
+from distrain.system.remote_path import RemotePath
+from distrain.transfer import executor, mover, order_link, stream, uploader
+from distrain.transfer.host_side import host_cache
 from distrain.worker import session
 from distrain.worker.job.job import FunctionWork
 from distrain.worker.reporting import memory_part
-from tests.simulation import hosts, worker, world
+from tests.simulation import bucket, children, hosts, worker, world
 from tests.simulation.hosts import LEASE_S, Host, SimulatedRanks
 from tests.simulation.properties import PROPERTIES
 from tests.simulation.world import Process, Queue, SimulatedBackground, SimulatedLoop, Threading, World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.simulation.scenario import Fault, Scenario
 
@@ -93,9 +97,16 @@ class Play:
         """All facts that observers heard, and when."""
         self.starts: list[tuple[float, worker.SimulatedRank]] = []
         self.loaded: list[Any] = []
+        self.notes: list[str] = []
+        """The names of files that ranks have written into get_trial_dir()."""
         slots = -(-scenario.ranks // scenario.hosts)
         names = [f"host{n}" for n in range(scenario.hosts + scenario.spares)]
         self.hosts = {name: Host(self.world, name, root / name, slots, self.make_rank) for name in names}
+        for name in names[1:]:
+            self.hosts[name].sees_storage = scenario.shares_files
+        for host in self.hosts.values():
+            host.temporary.mkdir(parents=True)
+        self.bucket = bucket.Bucket(self.world)
 
     @property
     def life(self) -> int:
@@ -103,8 +114,8 @@ class Play:
         return len(self.lives) - 1
 
     @property
-    def run_directory(self) -> Path:
-        return self.storage / "run"
+    def run_directory(self) -> Path | RemotePath:
+        return RemotePath(f"{bucket.URL}/run") if self.scenario.bucket else self.storage / "run"
 
     # -- what ranks ask -------------------------------------------------------------------------------------------
 
@@ -167,7 +178,7 @@ class Play:
 
     def _begin_life(self) -> None:
         stop_signals._stopped_by.clear()
-        process = Process(self.world, f"fit() {len(self.lives)}")
+        process = Process(self.world, f"fit() {len(self.lives)}", self.hosts["host0"])
         life = process.life = Life(len(self.lives), process)  # type: ignore[attr-defined]
         self.lives.append(life)
         process.start(lambda: self._fit(life), is_main=True)
@@ -177,21 +188,23 @@ class Play:
         specs = [HostSpec(name=name, slots=host.slots) for name, host in self.hosts.items()]
         scaling = ScalingConfig(num_workers=(scenario.least, scenario.ranks) if scenario.least else scenario.ranks)
         config = RunConfig(
-            storage_path=str(self.storage), name="run", checkpoint_config=scenario.checkpoint_config,
+            storage_path=str(self.run_directory.parent), name="run", checkpoint_config=scenario.checkpoint_config,
             failure_config=scenario.failure_config,
         )  # fmt: skip
         work = FunctionWork(function=self._fit, config={}, backend=BackendConfig())
         request = RunRequest(
             run_id=f"life{life.number}", job=Job(blob=b"job"), backend=work.backend, scaling=scaling,
             hosts={
-                spec.name: HostSettings(lease_s=LEASE_S, slots=spec.slots, is_local=True, directory="/", sys_path=[])
+                spec.name: HostSettings(
+                    lease_s=LEASE_S, slots=spec.slots, is_local=self.hosts[spec.name].sees_storage, directory="/", sys_path=[]
+                )
                 for spec in specs
             },
             failure_config=scenario.failure_config, memory_every=scenario.memory_every, stop_grace_s=10.0, argv=[],
             python_flags=[],
         )  # fmt: skip
         transports: Any = [SimpleNamespace(host=spec) for spec in specs]
-        shipping = Shipping(question=wire.SetUpHost(files=[], folders=[], place=""))
+        shipping = Shipping(question=wire.SetUpHost(files=[], folders=[], place=""), fetch_limit=1 << 30)
         where = run_module.Where(transports=transports, shipping=shipping, launcher=None, starts_workers=True)
         store = open_run(config.storage_path, config.name)
         try:
@@ -245,7 +258,7 @@ class Play:
                 self.disk_error = errno.ENOSPC if fault.kind == "full disk" else errno.EIO
                 self.world.after(fault.lasts, lambda: setattr(self, "disk_error", 0))
             case "flip memory" | "flip disk":
-                where = [host.memory for host in up] if fault.kind == "flip memory" else [self.run_directory]
+                where = [host.memory for host in up] if fault.kind == "flip memory" else [self.storage / "run"]
                 files = [
                     file
                     for root in where
@@ -285,6 +298,17 @@ class Play:
                 life.asked_to_stop += 1
                 self.world.say("SIGTERM")
                 loop.post(lambda: loop.on_signal(15))
+            case "broken bucket" | "slow bucket":
+                self.world.say(f"{fault.kind} for {fault.lasts:g} s")
+                name, value = ("is_broken", True) if fault.kind == "broken bucket" else ("slow_s", 2.0)
+                setattr(self.bucket, name, value)
+                self.world.after(fault.lasts, lambda: setattr(self.bucket, name, type(value)()))
+            case "kill child":
+                programs = ("uploader", "mover", "stream server")
+                if living := [one for one in self.world.processes if one.is_alive and one.name.startswith(programs)]:
+                    victim = living[fault.target % len(living)]
+                    self.world.say(f"the {victim.name} is killed")
+                    victim.kill()
 
     def _hit(self, rank: worker.SimulatedRank) -> None:
         self.hit.add((rank.life, rank.attempt, rank.number))
@@ -359,7 +383,8 @@ def patched(of: World, play: Play) -> Iterator[None]:
     handler.emit = lambda record: of.say(record.getMessage())  # type: ignore[method-assign]
     flock = fcntl.flock
 
-    def take_lock(fd: int, how: int) -> None:
+    def take_lock(file: Any, how: int) -> None:
+        fd = file if isinstance(file, int) else file.fileno()
         while True:
             try:
                 flock(fd, how | fcntl.LOCK_NB)
@@ -422,6 +447,7 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(os, "mkdir", slow(os.mkdir)),
         mock.patch.object(os, "write", slow_write),
         mock.patch.object(run_module, "Coordinator", _Coordinator),
+        *_patches_of_children(of, play, threading),
         mock.patch.object(run_module, "import_observers"),
         mock.patch.object(run_module, "observers_of", return_value=[]),
         mock.patch.object(RunFacts, "begin"),
@@ -434,8 +460,77 @@ def patched(of: World, play: Play) -> Iterator[None]:
         for one in patches:
             stack.enter_context(one)
         run = str(play.run_directory)
-        checkpoint.fetch_with(lambda path: _rank_of(of).fetch_checkpoint(path), run, lacks_storage=False)
+        checkpoint.fetch_with(lambda path: _rank_of(of).fetch_checkpoint(path), run, lacks_storage=_LacksStorage(of))
+        stack.callback(_stop_watching)
+        _watches.append(partial(_watch, play))
         yield
+
+
+def _patches_of_children(of: World, play: Play, threading: Threading) -> list[Any]:
+    """Return the patches for child processes, and for what hosts have of their own."""
+    one_by_one = lambda function, items, threads=0: [function(item) for item in items]  # noqa: E731
+    children.SimulatedStream.hosts = play.hosts
+
+    def own_host() -> Host:
+        assert of.current is not None
+        return of.current.process.host  # type: ignore[no-any-return]
+
+    return [
+        *(mock.patch.object(module, "in_threads", one_by_one) for module in (executor, mover, remote_path)),
+        mock.patch.object(order_link, "ChildLink", children.SimulatedChild),
+        *(mock.patch.object(module, "channel_to_parent", children.channel_to_parent) for module in (mover, uploader)),
+        mock.patch.object(mover, "Stream", children.SimulatedStream),
+        mock.patch.object(stream, "write_all", lambda pipe, data: pipe.write(data)),
+        mock.patch.object(stream, "widen_pipe"),
+        mock.patch.object(stream.Reader, "__init__", lambda reader, pipe: setattr(reader, "_file", pipe)),
+        mock.patch.object(uploader, "report_retries_to"),
+        mock.patch.object(host_setup, "Background", SimulatedBackground),
+        mock.patch.object(host_setup, "storage_problem", return_value="cannot be opened: No such file or directory"),
+        *(mock.patch.object(module, "threading", threading) for module in (host_setup, run_lock)),
+        mock.patch.object(host_cache, "usual_root", lambda: own_host().root / "cache"),
+        mock.patch.object(launch_checks, "package_versions", return_value={}),
+        mock.patch.object(remote_path, "own_temporary_path", lambda: own_host().temporary),
+        mock.patch.object(remote_path, "find_filesystem", lambda url: (play.bucket, url.partition("://")[2])),
+        mock.patch.object(run_lock, "_machine", return_value=""),  # all its processes have one pid
+        mock.patch.object(checkpoint, "random", of.random),
+    ]
+
+
+class _LacksStorage:
+    """True for ranks of a host that lacks the storage."""
+
+    def __init__(self, of: World) -> None:
+        self._world = of
+
+    def __bool__(self) -> bool:
+        assert self._world.current is not None
+        return not self._world.current.process.host.sees_storage
+
+
+_watches: list[Callable[[str], None]] = []
+"""What is told of every path that is used, during a play."""
+
+
+def _audit(event: str, given: tuple[Any, ...]) -> None:
+    if _watches and event.startswith(("open", "os.")):
+        for path in given[:2]:
+            if isinstance(path, (str, os.PathLike)):
+                _watches[-1](os.fspath(path))
+
+
+sys.addaudithook(_audit)
+
+
+def _watch(play: Play, path: str) -> None:
+    """Let the storage not exist on a host that lacks it, and note that something has tried to use it there."""
+    process = play.world.current.process if play.world.current else None
+    if process and process.host and not process.host.sees_storage and path.startswith(str(play.storage)):
+        play.violations.append(f"a host without the storage uses it: {process.name} opens {path}")
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+def _stop_watching() -> None:
+    _watches.pop()
 
 
 def _path_of(file: Any) -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.api.observer import AttemptEnded, Committed, HangBegan
 from distrain.errors import DistrainError
-from distrain.storage.checkpoint import MANIFEST_FILE
+from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.storage.records import damage_of
+from tests.simulation.bucket import checkpoint_folders, contents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
     from tests.simulation.play import Play
 
 
+STORAGE_FAULTS = ("full disk", "broken disk", "broken bucket")
+"""Faults with which distrain may fail to write something."""
+
+
 def _published(play: Play) -> Iterator[tuple[Any, dict[str, Any]]]:
-    for path in sorted(play.run_directory.glob("checkpoint_*")):
+    for path in checkpoint_folders(play.run_directory):
         if (path / MANIFEST_FILE).exists():
-            yield path, json.loads((path / MANIFEST_FILE).read_text())
+            yield path, json.loads((path / MANIFEST_FILE).read_bytes())
 
 
 def published_checkpoints_are_complete(play: Play) -> Iterator[str]:
@@ -42,9 +47,7 @@ def published_checkpoints_are_complete(play: Play) -> Iterator[str]:
         expected: dict[str, bytes] = {}
         for rank in sorted(calls, reverse=True):
             expected |= calls[rank].files
-        found = {
-            file.name: file.read_bytes() for file in path.iterdir() if file.is_file() and not file.name.startswith(".")
-        }
+        found = contents(path)
         if found != expected:
             differing = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
             yield f"{path.name} of report {index} in attempt {manifest['attempt']} differs in {differing}"
@@ -63,7 +66,7 @@ def _index_of(manifest: dict[str, Any], play: Play) -> int:
 def metrics_have_every_report_once(play: Play) -> Iterator[str]:
     """metrics.jsonl has every report of every rank, once and in order."""
     path = play.run_directory / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for line in lines:
         found[line["attempt"], line["rank"]].append(line["index"])
@@ -84,11 +87,11 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
         yield f"fit() raised {type(error).__name__}: {error}"
     if not (play.scenario.faults or play.scenario.raises) and error is not None:
         yield f"nothing was disturbed, but fit() raised {type(error).__name__}: {error}"
-    if not (play.run_directory / "run.json").exists() and _has(play, "full disk", "broken disk"):
+    if not (play.run_directory / "run.json").exists() and _has(play, *STORAGE_FAULTS):
         return
-    status = json.loads((play.run_directory / "run.json").read_text())["status"]
+    status = json.loads((play.run_directory / "run.json").read_bytes())["status"]
     wanted = "finished" if error is None else "stopped" if type(error).__name__ == "PreemptionError" else "failed"
-    if status != wanted and not _has(play, "full disk", "broken disk"):
+    if status != wanted and not _has(play, *STORAGE_FAULTS):
         yield f"run.json says {status}, and fit() ended with {error!r}"
 
 
@@ -110,8 +113,8 @@ def the_culprit_was_hit(play: Play) -> Iterator[str]:
                         "kill agent",
                         "cut link",
                         "stop coordinator",
-                        "full disk",
-                        "broken disk",
+                        *STORAGE_FAULTS,
+                        "kill child",
                         "flip disk",
                         "flip memory",
                     )
@@ -141,7 +144,9 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
         play, "kill host", "kill agent", "cut link", "stop coordinator", "flip memory", "full memory"
     ):
         return
-    if play.flipped or _has(play, "full disk", "broken disk"):
+    if play.flipped or _has(play, *STORAGE_FAULTS):
+        return
+    if in_memory and _has(play, "kill coordinator") and (play.scenario.bucket or not play.scenario.shares_files):
         return
     given_up = " ".join(text for _, text in play.world.story if "won't be used for restarts" in text)
     seen: set[tuple[int, int]] = set()
@@ -167,7 +172,7 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
     found = {path.name: manifest for path, manifest in _published(play)}
     committed = sorted({fact.index: fact for _, fact in play.told if isinstance(fact, Committed)}.items())
     facts = [fact for _, fact in committed]
-    if facts and facts[-1].name not in found:
+    if facts and facts[-1].index not in {manifest["index"] for manifest in found.values()}:
         yield f"{facts[-1].name}, the last, is not kept"
     if len(found) > config.num_to_keep + 1:
         yield f"{len(found)} checkpoints are kept: {sorted(found)}"
@@ -198,7 +203,41 @@ def hangs_are_named(play: Play) -> Iterator[str]:
                 yield f"rank {number} was stuck since {began:.1f}, and is not named"
 
 
+def all_processes_know_what_to_do(play: Play) -> Iterator[str]:
+    """No process of distrain ends with an exception that it did not expect."""
+    for process in play.world.processes:
+        expected = isinstance(process.error, SystemExit) or process.name.startswith(("fit()", "rank"))
+        if process.error is not None and not expected:
+            yield f"{process.name} ended with {process.error!r}"
+
+
+def nothing_unfinished_is_left(play: Play) -> Iterator[str]:
+    """After a run, a bucket has no file of a checkpoint that was not committed, and hosts no copy of a checkpoint."""
+    if play.lives[-1].was_killed or _has(play, "broken bucket", "kill host"):
+        return
+    stores_itself = play.scenario.bucket and play.scenario.mode != "NO_UPLOAD"
+    for folder in checkpoint_folders(play.run_directory) if stores_itself else ():
+        if (folder / PENDING_FILE).exists() or not (folder / MANIFEST_FILE).exists():
+            yield f"{folder} is unfinished: {sorted(folder.files())}"
+    for host in play.hosts.values():
+        for path in host.root.glob("cache/runs/*/checkpoints"):
+            yield f"{host.name} still has {path}: {sorted(path.rglob('*'))[:3]}"
+
+
+def files_come_back(play: Play) -> Iterator[str]:
+    """What a rank has written into get_trial_dir() is in the run directory after the run, or a warning names it."""
+    said = " ".join(text for _, text in play.world.story)
+    if play.lives[-1].was_killed:
+        return
+    for name in play.notes:
+        if not list(play.run_directory.rglob(name)) and "files written by ranks are still on" not in said:
+            yield f"{name} is not in the run directory"
+
+
 PROPERTIES = [
+    nothing_unfinished_is_left,
+    files_come_back,
+    all_processes_know_what_to_do,
     published_checkpoints_are_complete,
     metrics_have_every_report_once,
     the_end_is_what_happened,

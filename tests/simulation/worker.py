@@ -60,7 +60,7 @@ class SimulatedRank:
         self.number, self.attempt, self.life = spec.rank, spec.attempt, play.life
         self.is_reported = False
         """True once the agent has reported its end."""
-        self.process = Process(self.world, f"rank {spec.rank} of attempt {spec.attempt}")
+        self.process = Process(self.world, f"rank {spec.rank} of attempt {spec.attempt}", agent.host)
         self._frames: deque[wire.Frame] = deque()
         self._how: dict[str, Any] = {"signal": 9}
         self.main = self.process.start(self._run, is_main=True)
@@ -219,14 +219,22 @@ class SimulatedRank:
                 session.all_checkpoints(CheckpointConsistencyMode.COMMITTED, None)
             if stop:
                 return step
+        self._write_notes(session)
         return scenario.steps
+
+    def _write_notes(self, session: Session) -> None:
+        """Write a file that belongs into the run directory."""
+        if not session.context.sees_storage:
+            name = f"notes_{self.number}-{self.attempt}.txt"
+            Path(session.context.get_trial_dir(), name).write_text(name)
+            self.play.notes.append(name)
 
     def _resume(self, session: Session) -> int:
         checkpoint = session.get_checkpoint()
         if checkpoint is None:
             return 0
         with checkpoint.as_directory() as folder:
-            states = [json.loads(path.read_bytes()) for path in Path(folder).glob("state*.json")]
+            states = [json.loads(path.read_bytes()) for path in sorted(Path(folder).glob("state*.json"))]
         self.play.check_loaded(self, checkpoint, states)
         return max((state["step"] for state in states), default=-1) + 1
 
@@ -244,8 +252,9 @@ class SimulatedRank:
             if scenario.mode == "NO_UPLOAD":
                 folder = self.play.run_directory / f"checkpoint_own-{self.attempt}-{index}"
             else:
-                folder = self.play.local / f"{self.life}-{self.attempt}-{self.number}-{index}"
-            folder.mkdir(parents=True, exist_ok=True)
+                folder = self.agent.host.root / "local" / f"{self.life}-{self.attempt}-{self.number}-{index}"
+            if isinstance(folder, Path):
+                folder.mkdir(parents=True, exist_ok=True)
             for file, content in files.items():
                 (folder / file).write_bytes(content)
         mode = scenario.mode
