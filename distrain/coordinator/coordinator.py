@@ -527,7 +527,8 @@ class Coordinator:
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
         if ended.attempt != self._attempt:  # its hosts were refused before it began
             return
-        self._host_files.end_attempt()
+        if not self._memory.is_storing:  # that waits for what is fetched
+            self._host_files.end_attempt()
         self._is_doubtful = not self.report_handler.report_counts and any(f.kind == "exception" for f in ended.failures)
         self.report_handler.end()
         self.hang_monitor.end_hang()

@@ -56,6 +56,16 @@ class Bucket:
     def _put(self, path: str, data: bytes) -> None:
         self.objects[path] = data, f"v{next(self._versions)}"
 
+    def flip(self, number: int) -> str:
+        """Flip a bit of a file of a checkpoint, and return its path; "" if there is none."""
+        paths = [path for path in sorted(self.objects) if "/state" in path or "/more" in path]
+        if not paths:
+            return ""
+        path = paths[number % len(paths)]
+        data = self.objects[path][0]
+        self._put(path, bytes([data[0] ^ 1]) + data[1:])
+        return path
+
     # -- what fsspec has ------------------------------------------------------------------------------------------
 
     def invalidate_cache(self) -> None:

@@ -154,7 +154,7 @@ class SimulatedStream(mover.Stream):
         world, host = SimulatedLoop.world, self.hosts[argv[0]]
         assert world.current is not None
         world.pause(_CONNECT_S)
-        if not host.is_up:
+        if not (host.is_up and host.takes_streams):
             raise StreamEndedError("no route to host")
         self._pipes = down, up = Pipe(world), Pipe(world)
         server = Process(world, f"stream server of {host.name}", host)

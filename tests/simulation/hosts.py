@@ -67,6 +67,8 @@ class Host:
     agent: Agent | None = None
     memory_is_full: bool = False
     sees_storage: bool = True
+    takes_streams: bool = True
+    cache_is_full: bool = False
     servers: list[Process] = field(default_factory=list)
     """The stream servers that were started here."""
     agents: list[Agent] = field(default_factory=list)

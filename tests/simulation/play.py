@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import json
 import logging
 import os
 import random
@@ -117,6 +118,13 @@ class Play:
     def run_directory(self) -> Path | RemotePath:
         return RemotePath(f"{bucket.URL}/run") if self.scenario.bucket else self.storage / "run"
 
+    def error_at(self, path: str) -> OSError | None:
+        """Return why nothing can be written there now, or None."""
+        number = self.disk_error if path.startswith(str(self.storage)) else 0
+        if any(host.cache_is_full and path.startswith(f"{host.root}/cache") for host in self.hosts.values()):
+            number = errno.ENOSPC
+        return OSError(number, os.strerror(number), path) if number else None
+
     # -- what ranks ask -------------------------------------------------------------------------------------------
 
     def script_random(self, rank: worker.SimulatedRank) -> random.Random:
@@ -182,6 +190,12 @@ class Play:
         life = process.life = Life(len(self.lives), process)  # type: ignore[attr-defined]
         self.lives.append(life)
         process.start(lambda: self._fit(life), is_main=True)
+
+    def _begin_again(self) -> None:
+        """Start again after a kill, unless the run had just finished: another start would begin a new one."""
+        manifest = self.run_directory / "run.json"
+        if not manifest.exists() or json.loads(manifest.read_bytes())["status"] != "finished":
+            self._begin_life()
 
     def _fit(self, life: Life) -> None:
         scenario = self.scenario
@@ -289,7 +303,7 @@ class Play:
                 self.world.say("fit() is killed")
                 life.was_killed = True
                 life.process.kill()
-                self.world.after(fault.lasts, self._begin_life)
+                self.world.after(fault.lasts, self._begin_again)
             case "stop coordinator" if life.process.is_alive:
                 self.world.say(f"fit() is stopped for {fault.lasts:g} s")
                 life.process.stop()
@@ -303,6 +317,15 @@ class Play:
                 name, value = ("is_broken", True) if fault.kind == "broken bucket" else ("slow_s", 2.0)
                 setattr(self.bucket, name, value)
                 self.world.after(fault.lasts, lambda: setattr(self.bucket, name, type(value)()))
+            case "flip bucket" if (path := self.bucket.flip(fault.target)):
+                self.world.say(f"a bit of {path} flips")
+                self.flipped.append(Path(path))
+            case "no streams" | "full cache":
+                host = list(self.hosts.values())[fault.target % len(self.hosts)]
+                self.world.say(f"{host.name}: {fault.kind} for {fault.lasts:g} s")
+                name = "takes_streams" if fault.kind == "no streams" else "cache_is_full"
+                setattr(host, name, not getattr(host, name))
+                self.world.after(fault.lasts, lambda: setattr(host, name, not getattr(host, name)))
             case "kill child":
                 programs = ("uploader", "mover", "stream server")
                 if living := [one for one in self.world.processes if one.is_alive and one.name.startswith(programs)]:
@@ -403,13 +426,11 @@ def patched(of: World, play: Play) -> Iterator[None]:
 
             of.current.process.at_death.append(unlock)
 
-    storage = str(play.storage)
-
     def slow(function: Any) -> Any:
         def call(*given: Any, **named: Any) -> Any:
             of.pause(_COST_S)
-            if play.disk_error and _path_of(given[-1]).startswith(storage):
-                raise OSError(play.disk_error, os.strerror(play.disk_error), _path_of(given[-1]))
+            if error := play.error_at(_path_of(given[-1])):
+                raise error
             return function(*given, **named)
 
         return call
@@ -417,8 +438,8 @@ def patched(of: World, play: Play) -> Iterator[None]:
     write = os.write
 
     def slow_write(fd: int, data: Any) -> int:
-        if play.disk_error and _path_of(fd).startswith(storage):
-            raise OSError(play.disk_error, os.strerror(play.disk_error), _path_of(fd))
+        if error := play.error_at(_path_of(fd)):
+            raise error
         return write(fd, data)
 
     def unique() -> uuid.UUID:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ def published_checkpoints_are_complete(play: Play) -> Iterator[str]:
     for call in play.calls:
         of[call.attempt, call.index].append(call)
     for path, manifest in _published(play):
-        if any(path in file.parents for file in play.flipped):
+        if path.name in {file.parent.name for file in play.flipped}:
             continue
         if "lacks" in manifest or "suspect" in manifest:
             continue
@@ -115,6 +116,8 @@ def the_culprit_was_hit(play: Play) -> Iterator[str]:
                         "stop coordinator",
                         *STORAGE_FAULTS,
                         "kill child",
+                        "no streams",
+                        "full cache",
                         "flip disk",
                         "flip memory",
                     )
@@ -227,14 +230,22 @@ def nothing_unfinished_is_left(play: Play) -> Iterator[str]:
 def files_come_back(play: Play) -> Iterator[str]:
     """What a rank has written into get_trial_dir() is in the run directory after the run, or a warning names it."""
     said = " ".join(text for _, text in play.world.story)
-    if play.lives[-1].was_killed:
+    if any(life.was_killed for life in play.lives):
         return
     for name in play.notes:
-        if not list(play.run_directory.rglob(name)) and "files written by ranks are still on" not in said:
+        if not list(play.run_directory.rglob(name)) and not re.search("files .*ranks are still on", said):
             yield f"{name} is not in the run directory"
 
 
+def ranks_read_whole_checkpoints(play: Play) -> Iterator[str]:
+    """What a rank reads has been saved with one call of report() of all ranks."""
+    for rank, checkpoint, states in play.loaded:
+        if len({(state["step"], state["attempt"], state["life"]) for state in states}) > 1 and not play.flipped:
+            yield f"{rank.process.name} reads {checkpoint.path}, which mixes {states}"
+
+
 PROPERTIES = [
+    ranks_read_whole_checkpoints,
     nothing_unfinished_is_left,
     files_come_back,
     all_processes_know_what_to_do,

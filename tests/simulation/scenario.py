@@ -162,7 +162,8 @@ def _drawn(seed: int, number: int) -> Scenario:
     )
 
 
-BUCKET_FAULTS = ("broken bucket", "slow bucket", "kill child")
+BUCKET_FAULTS = ("broken bucket", "slow bucket", "flip bucket", "kill child")
+APART_FAULTS = ("kill child", "no streams", "full cache")
 
 
 def _with_places(scenario: Scenario, draw: random.Random) -> Scenario:
@@ -173,7 +174,7 @@ def _with_places(scenario: Scenario, draw: random.Random) -> Scenario:
         kinds, scenario = BUCKET_FAULTS, replace(scenario, bucket=True)
     elif kind < 0.45 and scenario.hosts + scenario.spares > 1:
         mode = "SYNC" if scenario.mode == "NO_UPLOAD" else scenario.mode
-        kinds, scenario = ("kill child",), replace(scenario, shares_files=False, mode=mode)
+        kinds, scenario = APART_FAULTS, replace(scenario, shares_files=False, mode=mode)
     else:
         return scenario
     more = [

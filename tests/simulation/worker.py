@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 from collections import deque
@@ -13,7 +14,7 @@ from distrain import wire
 from distrain.api.config import CheckpointUploadMode
 from distrain.api.context import CheckpointConsistencyMode, TrainContext
 from distrain.api.store_options import StoreOptions
-from distrain.errors import Rollback
+from distrain.errors import CheckpointError, Rollback
 from distrain.storage.checkpoint import Checkpoint
 from distrain.worker.reporting.memory_part import MemoryParts
 from distrain.worker.session import Session
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tests.simulation.scenario import Scenario
 
 _SAMPLE_S = 0.5
+_READ_S = 0.3
 _MODES = {mode.name: mode for mode in CheckpointUploadMode}
 
 
@@ -214,7 +216,7 @@ class SimulatedRank:
             if (step + 1) % scenario.report_every == 0:
                 self._report(session, step)
             if scenario.looks and draw.random() < 0.2:
-                session.get_checkpoint()
+                self._look(session)
             if scenario.lists and draw.random() < 0.2:
                 session.all_checkpoints(CheckpointConsistencyMode.COMMITTED, None)
             if stop:
@@ -233,10 +235,24 @@ class SimulatedRank:
         checkpoint = session.get_checkpoint()
         if checkpoint is None:
             return 0
+        return max((state["step"] for state in self._load(checkpoint)), default=-1) + 1
+
+    def _load(self, checkpoint: Checkpoint) -> list[dict[str, Any]]:
+        """Read the files of a checkpoint, which takes a while."""
         with checkpoint.as_directory() as folder:
-            states = [json.loads(path.read_bytes()) for path in sorted(Path(folder).glob("state*.json"))]
+            paths = sorted(Path(folder).glob("state*.json"))
+            self.world.pause(_READ_S)
+            states = [json.loads(path.read_bytes()) for path in paths]
         self.play.check_loaded(self, checkpoint, states)
-        return max((state["step"] for state in states), default=-1) + 1
+        return states
+
+    def _look(self, session: Session) -> None:
+        """Read the newest checkpoint, unless a newer one has taken its place meanwhile."""
+        scenario: Scenario = self.play.scenario
+        may_be_deleted = scenario.num_to_keep is not None or scenario.mode == "MEMORY" or scenario.memory_every
+        if (checkpoint := session.get_checkpoint()) is not None:
+            with contextlib.suppress(CheckpointError if may_be_deleted else ()):
+                self._load(checkpoint)
 
     def _report(self, session: Session, step: int) -> None:
         scenario: Scenario = self.play.scenario
