@@ -196,12 +196,6 @@ KNOWN = [
         "        if True:\n",
     ),
     Known(
-        "a checkpoint that goes from memory to a bucket cannot be read",
-        "storage/checkpoint.py",
-        "                if isinstance(folder, RemotePath):\n                    folder = stack",
-        "                if folder == self._location and isinstance(folder, RemotePath):\n                    raise AssertionError\n                if False:\n                    folder = stack",
-    ),
-    Known(
         "ranks of hosts without the storage are told to copy their files themselves",
         "coordinator/report_handler.py",
         " or self.store.is_remote or self.lacks_storage(report.rank)",
@@ -250,39 +244,9 @@ KNOWN = [
         "            self._directories",
     ),
     Known(
-        "metrics in the spool are replaced by the older ones in the bucket",
-        "coordinator/store/remote_store.py",
-        '        if local and local.get("run_id") == remote.get("run_id"):\n            return\n',
-        "",
-    ),
-    Known(
         "checkpoints that were not committed stay in the bucket",
         "coordinator/store/remote_store.py",
         "uncommitted = sorted(set(self._directories.values()) - committed)",
         "uncommitted: list[str] = []",
-    ),
-    Known(
-        "orders of an uploader that has died are not answered",
-        "transfer/order_link.py",
-        '        self._answer_failed(lost, f"the {self._program} has died (exit code {code})")\n',
-        "",
-    ),
-    Known(
-        "an uploader that was started again does not open the storage",
-        "transfer/order_link.py",
-        "        opening = [self._opening] if again and self._opening is not None else []\n",
-        "        opening: list[wire.Message] = []\n",
-    ),
-    Known(
-        "the manifest in a bucket is written before the files are there",
-        "transfer/executor.py",
-        "        present = target.files()\n        for name, fact in manifest[\"files\"].items():\n",
-        "        present = target.files()\n        for name, fact in ():\n",
-    ),
-    Known(
-        "the files of a checkpoint in a bucket are deleted before its manifest",
-        "transfer/executor.py",
-        "            (run / name / MANIFEST_FILE).remove()\n            for entry",
-        "            for entry",
     ),
 ]

@@ -210,7 +210,8 @@ class Play:
             run_id=f"life{life.number}", job=Job(blob=b"job"), backend=work.backend, scaling=scaling,
             hosts={
                 spec.name: HostSettings(
-                    lease_s=LEASE_S, slots=spec.slots, is_local=self.hosts[spec.name].sees_storage, directory="/", sys_path=[]
+                    lease_s=LEASE_S, slots=spec.slots, is_local=self.hosts[spec.name].sees_storage,
+                    directory="/", sys_path=[],
                 )
                 for spec in specs
             },
@@ -317,7 +318,7 @@ class Play:
                 name, value = ("is_broken", True) if fault.kind == "broken bucket" else ("slow_s", 2.0)
                 setattr(self.bucket, name, value)
                 self.world.after(fault.lasts, lambda: setattr(self.bucket, name, type(value)()))
-            case "flip bucket" if (path := self.bucket.flip(fault.target)):
+            case "flip bucket" if path := self.bucket.flip(fault.target):
                 self.world.say(f"a bit of {path} flips")
                 self.flipped.append(Path(path))
             case "no streams" | "full cache":
@@ -508,9 +509,9 @@ def _patches_of_children(of: World, play: Play, threading: Threading) -> list[An
         mock.patch.object(host_setup, "Background", SimulatedBackground),
         mock.patch.object(host_setup, "storage_problem", return_value="cannot be opened: No such file or directory"),
         *(mock.patch.object(module, "threading", threading) for module in (host_setup, run_lock)),
-        mock.patch.object(host_cache, "usual_root", lambda: own_host().root / "cache"),
+        mock.patch.object(host_cache, "usual_root", lambda: own_host().root / "cache"),  # noqa: PT008
         mock.patch.object(launch_checks, "package_versions", return_value={}),
-        mock.patch.object(remote_path, "own_temporary_path", lambda: own_host().temporary),
+        mock.patch.object(remote_path, "own_temporary_path", lambda: own_host().temporary),  # noqa: PT008
         mock.patch.object(remote_path, "find_filesystem", lambda url: (play.bucket, url.partition("://")[2])),
         mock.patch.object(run_lock, "_machine", return_value=""),  # all its processes have one pid
         mock.patch.object(checkpoint, "random", of.random),
