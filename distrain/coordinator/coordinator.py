@@ -527,7 +527,8 @@ class Coordinator:
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
         if ended.attempt != self._attempt:  # its hosts were refused before it began
             return
-        self._host_files.end_attempt()
+        if not self._memory.is_storing:  # that waits for what is fetched
+            self._host_files.end_attempt()
         self._is_doubtful = not self.report_handler.report_counts and any(f.kind == "exception" for f in ended.failures)
         self.report_handler.end()
         self.hang_monitor.end_hang()
@@ -709,8 +710,7 @@ class Coordinator:
             if self._host_files.is_delivering:
                 warn("some files of ranks are still on other hosts; they are copied when the run next uses those hosts")
                 break
-        if self.machine.plan is not None:
-            self._host_files.warn_of_lost(self.machine.plan.hosts)
+        self._host_files.warn_of_lost()
 
     def _close_hosts(self) -> None:
         self._host_files.close()

@@ -270,9 +270,9 @@ class HostFiles:
         order = wire.BringBack(folder=folder, run=run, host=host.replace("/", "_"), limit_bytes=limit)
         self.deliver(host, order, partial(_warn_of_left_files, host, folder))
 
-    def warn_of_lost(self, hosts: Iterable[str]) -> None:
-        """Say which of these hosts are lost, so that their files cannot be fetched."""
-        for host in self._lost.keys() & set(hosts):
+    def warn_of_lost(self) -> None:
+        """Say which hosts that have had ranks are lost, so that their files cannot be fetched."""
+        for host in self._lost.keys() & self._announced:
             _warn_of_left_files(host, self._lost[host], "the host is lost")
 
     @property

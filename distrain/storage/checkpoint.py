@@ -103,25 +103,23 @@ class Checkpoint:
         two are deleted after the context. Raises CheckpointError if the checkpoint cannot be read.
         """
         self._check_exists()
-        match self._place:
-            case None:
-                with temporary_directory(_PREFIX) as temporary:
-                    self._write_dict(Path(temporary))
-                    yield temporary
-            case RemotePath() as remote:
-                with self._shared_download(remote) as path:
-                    yield str(path)
-            case _:
-                with self._locked_folder() as folder:
-                    yield str(folder)
+        if self._location is None:
+            with temporary_directory(_PREFIX) as temporary:
+                self._write_dict(Path(temporary))
+                yield temporary
+        else:
+            with self._locked_folder() as folder:
+                yield str(folder)
 
     @contextlib.contextmanager
     def _locked_folder(self) -> Iterator[Path]:
-        """Yield the directory, locked for reading. A copy that was deleted before it was locked is made again."""
+        """Yield a local directory, locked for reading. A copy that was deleted before it was locked is made again."""
         while True:
-            folder = self._place
-            assert isinstance(folder, Path)
+            folder = self._place  # may change: what was in memory may be in remote storage now
             with contextlib.ExitStack() as stack:
+                if isinstance(folder, RemotePath):
+                    folder = stack.enter_context(self._shared_download(folder))
+                assert folder is not None
                 try:
                     stack.enter_context(locked_for_reading(folder))
                 except CheckpointError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ class Disk:
         self._world, self._root, self._forgets = world, str(root), forgets
         self.errno = 0
         """What writing fails with now; 0: nothing."""
+        self.full: set[str] = set()
+        """Other directories, on which nothing can be written now."""
         self.slow: dict[str, float] = {}
         """By host: what each operation takes longer there, in seconds."""
         self._durable: dict[int, int] = {}
@@ -36,9 +39,10 @@ class Disk:
         return path.startswith(self._root)
 
     def check(self, path: str) -> None:
-        """Raise the error that the disk has now."""
-        if self.errno and self.has(path):
-            raise OSError(self.errno, os.strerror(self.errno), path)
+        """Raise the error that writing there has now."""
+        number = errno.ENOSPC if path.startswith(tuple(self.full)) else self.errno if self.has(path) else 0
+        if number:
+            raise OSError(number, os.strerror(number), path)
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of the module ``os`` as it is on this disk. Its last argument is a path or descriptor."""
@@ -47,7 +51,8 @@ class Disk:
             path = path_of(given[-1])
             self._world.pause(_COST_S)
             if self.slow and self.has(path) and self._world.current is not None:
-                self._world.pause(2 * self.slow.get(self._world.current.process.host_name, 0.0))
+                host = self._world.current.process.host
+                self._world.pause(2 * self.slow.get(host.name if host else "", 0.0))
             self.check(path)
             return function(*given, **named)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.coordinator import requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from tests.simulation.hosts import Host, Line
     from tests.simulation.play import Play
@@ -54,10 +54,13 @@ def kill_forkserver(play: Play, fault: Fault) -> None:
         host.agent.lose_forkserver()
 
 
-def kill_uploader(play: Play, fault: Fault) -> None:
-    if (host := _chosen(play.up(), fault)) is not None:
-        play.world.say(f"the uploader of {host.name} is killed")
-        host.agent.lose_uploader()
+def kill_child(play: Play, fault: Fault) -> None:
+    """Kill a process that stores, moves or serves files."""
+    programs = ("uploader", "mover", "stream server")
+    living = [one for one in play.world.processes if one.is_alive and one.name.startswith(programs)]
+    if (victim := _chosen(living, fault)) is not None:
+        play.world.say(f"the {victim.name} is killed")
+        victim.kill()
 
 
 def stop_agent(play: Play, fault: Fault) -> None:
@@ -128,7 +131,7 @@ def flip_memory(play: Play, fault: Fault) -> None:
 
 def flip_disk(play: Play, fault: Fault) -> None:
     names = ("checkpoint_*/*_?.*", "checkpoint_*/state.json")
-    _flip(play, fault, [file for name in names for file in sorted(play.run_directory.glob(name))])
+    _flip(play, fault, [file for name in names for file in sorted((play.storage / "run").glob(name))])
 
 
 def _flip(play: Play, fault: Fault, files: list[Path]) -> None:
@@ -141,6 +144,38 @@ def _flip(play: Play, fault: Fault, files: list[Path]) -> None:
             damaged.write(bytes([byte[0] ^ 1]))
 
 
+def full_cache(play: Play, fault: Fault) -> None:
+    host = _chosen(list(play.hosts.values()), fault)
+    play.world.say(f"the cache of {host.name} is full for {fault.lasts:g} s")
+    play.disk.full.add(f"{host.root}/cache")
+    play.world.after(fault.lasts, lambda: play.disk.full.discard(f"{host.root}/cache"))
+
+
+def no_streams(play: Play, fault: Fault) -> None:
+    host = _chosen(list(play.hosts.values()), fault)
+    play.world.say(f"{host.name} takes no streams for {fault.lasts:g} s")
+    host.takes_streams = False
+    play.world.after(fault.lasts, lambda: setattr(host, "takes_streams", True))
+
+
+def broken_bucket(play: Play, fault: Fault) -> None:
+    play.world.say(f"the bucket is broken for {fault.lasts:g} s")
+    play.bucket.is_broken = True
+    play.world.after(fault.lasts, lambda: setattr(play.bucket, "is_broken", False))
+
+
+def slow_bucket(play: Play, fault: Fault) -> None:
+    play.world.say(f"the bucket is slow for {fault.lasts:g} s")
+    play.bucket.slow_s = 2.0
+    play.world.after(fault.lasts, lambda: setattr(play.bucket, "slow_s", 0.0))
+
+
+def flip_bucket(play: Play, fault: Fault) -> None:
+    if path := play.bucket.flip(fault.target):
+        play.world.say(f"a bit of {path} flips")
+        play.flipped.append(Path(path))
+
+
 # -- fit(), and the people around it ---------------------------------------------------------------------------------
 
 
@@ -150,7 +185,7 @@ def kill_coordinator(play: Play, fault: Fault) -> None:
         play.world.say("fit() is killed")
         life.was_killed = True
         life.process.kill()
-        play.world.after(fault.lasts, play.begin_life)
+        play.world.after(fault.lasts, play.begin_again)
 
 
 def lose_power(play: Play, fault: Fault) -> None:
@@ -165,7 +200,7 @@ def lose_power(play: Play, fault: Fault) -> None:
             host.is_up = True
         for text in play.disk.lose_power():
             play.world.say(text)
-        play.world.after(fault.lasts, play.begin_life)
+        play.world.after(fault.lasts, play.begin_again)
 
 
 def stop_coordinator(play: Play, fault: Fault) -> None:
@@ -236,8 +271,9 @@ def _lines(play: Play, host: Host) -> list[Line]:
 STRIKES: dict[str, Callable[[Play, Fault], None]] = {
     strike.__name__.replace("_", " "): strike
     for strike in (
-        kill_rank, stop_rank, kill_host, kill_agent, kill_forkserver, kill_uploader, stop_agent, slow_link, cut_link,
+        kill_rank, stop_rank, kill_host, kill_agent, kill_forkserver, kill_child, stop_agent, slow_link, cut_link,
         full_disk, broken_disk, read_only_disk, slow_disk, full_memory, flip_memory, flip_disk, kill_coordinator,
+        full_cache, no_streams, broken_bucket, slow_bucket, flip_bucket,
         lose_power, stop_coordinator, signal, signal_twice, request, second_start, clock_jump,
     )
 }  # fmt: skip

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.agent.guard import clear_cache
+from distrain.agent.host_queries import _probed
+from distrain.agent.host_setup import HostSetup
 from distrain.agent.memory_keeper import MemoryKeeper
 from distrain.decisions.events import HostLost
-from distrain.transfer.executor import StorageExecutor
-from tests.simulation.world import Process, SimulatedBackground, SimulatedLoop, World
+from distrain.system.remote_path import RemotePath
+from distrain.transfer.order_link import OrderLink
+from tests.simulation.bucket import contents
+from tests.simulation.world import Process, SimulatedLoop, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +50,11 @@ class Line:
         self._last = max(self._world.now + latency, self._last + 1e-7)
         self._world.at(self._last, lambda: None if self.is_cut else self._deliver(frame))
 
+    def end(self) -> None:
+        """Deliver None, after all messages."""
+        self._last = max(self._world.now, self._last + 1e-7)
+        self._world.at(self._last, lambda: self._deliver(None))  # type: ignore[arg-type]
+
 
 @dataclass
 class Host:
@@ -59,11 +68,19 @@ class Host:
     is_up: bool = True
     agent: Agent | None = None
     memory_is_full: bool = False
+    sees_storage: bool = True
+    takes_streams: bool = True
+    servers: list[Process] = field(default_factory=list)
+    """The stream servers that were started here."""
     agents: list[Agent] = field(default_factory=list)
 
     @property
     def memory(self) -> Path:
         return self.root / "memory"
+
+    @property
+    def temporary(self) -> Path:
+        return self.root / "tmp"
 
     def die(self) -> None:
         """Lose power."""
@@ -89,8 +106,7 @@ class Agent:
     def __init__(self, host: Host, up: Line) -> None:
         self.host, self.world = host, host.world
         self.up = up
-        self.process = Process(self.world, f"agent of {host.name}")
-        self.process.host_name = host.name
+        self.process = Process(self.world, f"agent of {host.name}", host)
         self.loop = SimulatedLoop()
         self.ranks: dict[int, SimulatedRank] = {}
         self.heard_at = self.world.now
@@ -101,17 +117,14 @@ class Agent:
         self._waiting: wire.Start | None = None
         self._is_closed = False
         self._memory: MemoryKeeper | None = None
-        self._uploader: SimulatedBackground | None = None
-        self._uploads: list[wire.Upload] = []
-        """Those that the uploader has not answered."""
-        self._executor = StorageExecutor()
+        self._setup = HostSetup(self.loop, self.up.send)  # type: ignore[arg-type]
+        self._uploader = OrderLink(self.loop, self.up.send, "uploader", flags=[])  # type: ignore[arg-type]
         self.process.at_death.append(self._after_death)
         self.process.start(self._run, is_main=True)
 
     # -- its life -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._uploader = SimulatedBackground(self.loop, "uploader")
         hello = wire.Hello(
             wire=wire.WIRE_VERSION, distrain=wire.DISTRAIN_VERSION, python="3.11", pid=1, cpus=8, memory_bytes=0,
             gpus=None, network="here",
@@ -129,12 +142,15 @@ class Agent:
         if self._memory is not None:
             self._memory.finish_storing(lambda: None)
         shutil.rmtree(self.host.memory, ignore_errors=True)
+        self._setup.end()
 
     def _after_death(self) -> None:
-        for rank in self.ranks.values():
-            rank.process.kill()
+        for process in (*(rank.process for rank in self.ranks.values()), *self.host.servers):
+            process.kill()
         shutil.rmtree(self.host.memory, ignore_errors=True)
         self.up.is_cut = True
+        if self.host.is_up and not self.host.sees_storage:
+            Process(self.world, f"guard of {self.host.name}", self.host).start(clear_cache, is_main=True)
 
     def lose(self) -> None:
         """End at once, with everything on the host."""
@@ -180,8 +196,8 @@ class Agent:
                 self.loop.call_in("ready", self.world.random.random(), self._ready)
             case wire.ReservePorts(attempt=attempt, ports=ports):
                 self.up.send(wire.RendezvousPorts(attempt=attempt, ports=[1] * ports))
-            case wire.ProbeHost(nonce=nonce):
-                self.up.send(wire.HostProbed(nonce=nonce))
+            case wire.ProbeHost():
+                self.up.send(_probed(self._setup.probe(message), ()))
             case wire.Start() if message.attempt > self._attempt:
                 self._start(message)
             case wire.Stop():
@@ -189,28 +205,16 @@ class Agent:
             case wire.TakeStacks(attempt=attempt) if attempt == self._attempt and self._stopping is None:
                 self.loop.call_in("stacks", 0.2, lambda: self._send_stacks(watches=message.watches))
             case wire.Upload() if message.attempt == self._attempt or message.ordinal < 0:
-                self._upload(message)
+                self._uploader.order(message)
+            case wire.OpenStorage():
+                self._uploader.order(message)
+            case wire.SetUpHost():
+                self._setup.begin(message)
+            case wire.DeleteCheckpoints(directories=folders):
+                self._setup.delete_checkpoints(folders)
             case wire.Close():
                 self._is_closed = True
                 self.loop.stop()
-
-    def _upload(self, order: wire.Upload) -> None:
-        def answer(said: wire.Message) -> None:
-            self._uploads.remove(order)
-            self.up.send(said)
-
-        assert self._uploader is not None
-        self._uploads.append(order)
-        self._uploader.do(lambda: self._executor.do(order), answer)
-
-    def lose_uploader(self) -> None:
-        """Lose the process that stores files: the next order starts another one."""
-        if self.process.is_alive and self._uploader is not None:
-            self._uploader.close()
-            self._uploader = SimulatedBackground(self.loop, "uploader")
-            lost, self._uploads = self._uploads, []
-            for order in lost:
-                self.loop.post(partial(self.up.send, wire.failed_answer(order, "the uploader has died")))
 
     def lose_forkserver(self) -> None:
         """Lose the parent of the ranks, and with it these."""
@@ -252,7 +256,7 @@ class Agent:
     def _spawn(self, message: wire.Start) -> None:
         self._waiting = None
         for fields in message.ranks:
-            spec = wire.WorkerSpec(**fields)
+            spec = self._setup.worker(wire.WorkerSpec(**fields))
             self.ranks[spec.rank] = self.host.make_rank(self, spec)
 
     def _living(self) -> list[SimulatedRank]:
@@ -317,19 +321,22 @@ class SimulatedValidator:
         self._is_closed = False
 
     def order(self, order: wire.RunValidation) -> None:
-        draw, path = self.world.random, Path(order.checkpoint)
-        names = {file.name for file in path.iterdir()}
+        path, draw = order.checkpoint, self.world.random
+        folder = RemotePath(path) if "://" in path else Path(path)
+        names: set[str] = set()
 
         def end() -> None:
             if self._is_closed:
                 return
-            if not path.exists() or not names <= {file.name for file in path.iterdir()}:
-                self.world.say(f"{path.name} was deleted while it was validated")
+            if not names <= set(contents(folder)):
+                self.world.say(f"{folder.name} was deleted while it was validated")
             failed = "the function has raised ValueError" if draw.random() < 0.2 else None
             self._answer(wire.ValidationResult(body=b'{"accuracy": 1.0}', failed=failed))
 
         assert self.world.current is not None
-        self.world.after(draw.choice([0.01, 0.5, 5]), lambda: self._loop.post(end), self.world.current.process)
+        process = self.world.current.process
+        self.world.after(0, lambda: names.update(contents(folder)), process)
+        self.world.after(draw.choice([0.01, 0.5, 5]), lambda: self._loop.post(end), process)
 
     def close(self) -> None:
         self._is_closed = True
@@ -371,7 +378,7 @@ class SimulatedRanks:
             link.down.send(message)
 
     def stream_argv(self, name: str) -> list[str]:
-        raise NotImplementedError
+        return [name]
 
     def close(self, *, keep: bool) -> None:
         self._loop.cancel("ping")

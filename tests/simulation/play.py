@@ -6,9 +6,11 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import json
 import logging
 import os
 import random
+import sys
 import tempfile
 import time
 import uuid
@@ -20,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from distrain import RunConfig, ScalingConfig, wire
-from distrain.agent import memory_keeper
+from distrain.agent import host_setup, memory_keeper
 from distrain.api.backend import BackendConfig
 from distrain.api.job import Job
 from distrain.api.observer import RankTrains
 from distrain.coordinator import coordinator as engine
-from distrain.coordinator import stop_signals, validations
+from distrain.coordinator import launch_checks, stop_signals, validations
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.run import run as run_module
 from distrain.coordinator.run.facts import RunFacts
@@ -34,12 +36,15 @@ from distrain.coordinator.store.remote_store import open_run
 from distrain.decisions.events import RunRequest
 from distrain.hosts.host import HostSettings
 from distrain.hosts.hostfile import HostSpec
-from distrain.storage import checkpoint, file_transfer
-from distrain.system import log
+from distrain.storage import checkpoint, file_transfer, run_lock
+from distrain.system import log, remote_path
+from distrain.system.remote_path import RemotePath
+from distrain.transfer import executor, mover, order_link, stream, uploader
+from distrain.transfer.host_side import host_cache
 from distrain.worker import session
 from distrain.worker.job.job import FunctionWork
 from distrain.worker.reporting import memory_part
-from tests.simulation import hosts, worker, world
+from tests.simulation import bucket, children, hosts, worker, world
 from tests.simulation.disk import Disk, path_of
 from tests.simulation.faults import STRIKES
 from tests.simulation.hosts import LEASE_S, Host, SimulatedRanks, SimulatedValidator
@@ -47,7 +52,7 @@ from tests.simulation.properties import PROPERTIES
 from tests.simulation.world import STARTED, Process, Queue, SimulatedBackground, SimulatedLoop, Threading, World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.simulation.scenario import Scenario
 
@@ -108,9 +113,17 @@ class Play:
         self.sizes: dict[int, int] = {}
         """By attempt: its number of ranks."""
         self.starts: list[tuple[float, worker.SimulatedRank]] = []
+        self.loaded: list[Any] = []
+        self.notes: list[str] = []
+        """The names of files that ranks have written into get_trial_dir()."""
         slots = -(-scenario.ranks // scenario.hosts)
         names = [f"host{n}" for n in range(scenario.hosts + scenario.spares)]
         self.hosts = {name: Host(self.world, name, root / name, slots, self.make_rank) for name in names}
+        for name in names[1:]:
+            self.hosts[name].sees_storage = scenario.shares_files
+        for host in self.hosts.values():
+            host.temporary.mkdir(parents=True)
+        self.bucket = bucket.Bucket(self.world)
 
     @property
     def life(self) -> int:
@@ -123,8 +136,8 @@ class Play:
         return self.scenario.steps * self.scenario.ranks * worker.BATCH
 
     @property
-    def run_directory(self) -> Path:
-        return self.storage / "run"
+    def run_directory(self) -> Path | RemotePath:
+        return RemotePath(f"{bucket.URL}/run") if self.scenario.bucket else self.storage / "run"
 
     # -- what ranks ask -------------------------------------------------------------------------------------------
 
@@ -187,8 +200,7 @@ class Play:
     def begin_life(self, *, is_rival: bool = False) -> None:
         """Call fit() in a new process. is_rival: while another one runs."""
         stop_signals._stopped_by.clear()
-        process = Process(self.world, f"fit() {len(self.lives)}")
-        process.host_name = next(iter(self.hosts))
+        process = Process(self.world, f"fit() {len(self.lives)}", self.hosts["host0"])
         life = process.life = Life(len(self.lives), process)  # type: ignore[attr-defined]
         if is_rival:
             self.rivals.append(life)
@@ -197,26 +209,35 @@ class Play:
             self.lives.append(life)
         process.start(lambda: self._fit(life), is_main=True)
 
+    def begin_again(self) -> None:
+        """Start again after a kill, unless the run had just finished: another start would begin a new one."""
+        manifest = self.run_directory / "run.json"
+        if not manifest.exists() or json.loads(manifest.read_bytes())["status"] != "finished":
+            self.begin_life()
+
     def _fit(self, life: Life) -> None:
         scenario = self.scenario
         specs = [HostSpec(name=name, slots=host.slots) for name, host in self.hosts.items()]
         scaling = ScalingConfig(num_workers=(scenario.least, scenario.ranks) if scenario.least else scenario.ranks)
         config = RunConfig(
-            storage_path=str(self.storage), name="run", checkpoint_config=scenario.checkpoint_config,
+            storage_path=str(self.run_directory.parent), name="run", checkpoint_config=scenario.checkpoint_config,
             failure_config=scenario.failure_config,
         )  # fmt: skip
         work = FunctionWork(function=self._fit, config={}, backend=BackendConfig())
         request = RunRequest(
             run_id=f"life{life.number}", job=Job(blob=b"job"), backend=work.backend, scaling=scaling,
             hosts={
-                spec.name: HostSettings(lease_s=LEASE_S, slots=spec.slots, is_local=True, directory="/", sys_path=[])
+                spec.name: HostSettings(
+                    lease_s=LEASE_S, slots=spec.slots, is_local=self.hosts[spec.name].sees_storage,
+                    directory="/", sys_path=[],
+                )
                 for spec in specs
             },
             failure_config=scenario.failure_config, memory_every=scenario.memory_every, stop_grace_s=10.0, argv=[],
             python_flags=[], validator=_VALIDATOR if scenario.validates else None,
         )  # fmt: skip
         transports: Any = [SimpleNamespace(host=spec) for spec in specs]
-        shipping = Shipping(question=wire.SetUpHost(files=[], folders=[], place=""))
+        shipping = Shipping(question=wire.SetUpHost(files=[], folders=[], place=""), fetch_limit=1 << 30)
         where = run_module.Where(transports=transports, shipping=shipping, launcher=None, starts_workers=True)
         store = open_run(config.storage_path, config.name)
         try:
@@ -310,7 +331,8 @@ def patched(of: World, play: Play) -> Iterator[None]:
     handler.emit = lambda record: of.say(record.getMessage())  # type: ignore[method-assign]
     flock = fcntl.flock
 
-    def take_lock(fd: int, how: int) -> None:
+    def take_lock(file: Any, how: int) -> None:
+        fd = file if isinstance(file, int) else file.fileno()
         while True:
             try:
                 flock(fd, how | fcntl.LOCK_NB)
@@ -362,6 +384,7 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(os, "mkdir", play.disk.timed(os.mkdir)),
         mock.patch.object(os, "write", checked_write),
         mock.patch.object(run_module, "Coordinator", _Coordinator),
+        *_patches_of_children(of, play, threading),
         mock.patch.object(run_module, "import_observers"),
         mock.patch.object(run_module, "observers_of", return_value=[]),
         mock.patch.object(RunFacts, "begin"),
@@ -374,8 +397,77 @@ def patched(of: World, play: Play) -> Iterator[None]:
         for one in patches:
             stack.enter_context(one)
         run = str(play.run_directory)
-        checkpoint.fetch_with(lambda path: _rank_of(of).fetch_checkpoint(path), run, lacks_storage=False)
+        checkpoint.fetch_with(lambda path: _rank_of(of).fetch_checkpoint(path), run, lacks_storage=_LacksStorage(of))
+        stack.callback(_stop_watching)
+        _watches.append(partial(_watch, play))
         yield
+
+
+def _patches_of_children(of: World, play: Play, threading: Threading) -> list[Any]:
+    """Return the patches for child processes, and for what hosts have of their own."""
+    one_by_one = lambda function, items, threads=0: [function(item) for item in items]  # noqa: E731
+    children.SimulatedStream.hosts = play.hosts
+
+    def own_host() -> Host:
+        assert of.current is not None
+        return of.current.process.host  # type: ignore[no-any-return]
+
+    return [
+        *(mock.patch.object(module, "in_threads", one_by_one) for module in (executor, mover, remote_path)),
+        mock.patch.object(order_link, "ChildLink", children.SimulatedChild),
+        *(mock.patch.object(module, "channel_to_parent", children.channel_to_parent) for module in (mover, uploader)),
+        mock.patch.object(mover, "Stream", children.SimulatedStream),
+        mock.patch.object(stream, "write_all", lambda pipe, data: pipe.write(data)),
+        mock.patch.object(stream, "widen_pipe"),
+        mock.patch.object(stream.Reader, "__init__", lambda reader, pipe: setattr(reader, "_file", pipe)),
+        mock.patch.object(uploader, "report_retries_to"),
+        mock.patch.object(host_setup, "Background", SimulatedBackground),
+        mock.patch.object(host_setup, "storage_problem", return_value="cannot be opened: No such file or directory"),
+        *(mock.patch.object(module, "threading", threading) for module in (host_setup, run_lock)),
+        mock.patch.object(host_cache, "usual_root", lambda: own_host().root / "cache"),  # noqa: PT008
+        mock.patch.object(launch_checks, "package_versions", return_value={}),
+        mock.patch.object(remote_path, "own_temporary_path", lambda: own_host().temporary),  # noqa: PT008
+        mock.patch.object(remote_path, "find_filesystem", lambda url: (play.bucket, url.partition("://")[2])),
+        mock.patch.object(run_lock, "_machine", return_value=""),  # all its processes have one pid
+        mock.patch.object(checkpoint, "random", of.random),
+    ]
+
+
+class _LacksStorage:
+    """True for ranks of a host that lacks the storage."""
+
+    def __init__(self, of: World) -> None:
+        self._world = of
+
+    def __bool__(self) -> bool:
+        assert self._world.current is not None
+        return not self._world.current.process.host.sees_storage
+
+
+_watches: list[Callable[[str], None]] = []
+"""What is told of every path that is used, during a play."""
+
+
+def _audit(event: str, given: tuple[Any, ...]) -> None:
+    if _watches and event.startswith(("open", "os.")):
+        for path in given[:2]:
+            if isinstance(path, (str, os.PathLike)):
+                _watches[-1](os.fspath(path))
+
+
+sys.addaudithook(_audit)
+
+
+def _watch(play: Play, path: str) -> None:
+    """Let the storage not exist on a host that lacks it, and note that something has tried to use it there."""
+    process = play.world.current.process if play.world.current else None
+    if process and process.host and not process.host.sees_storage and path.startswith(str(play.storage)):
+        play.violations.append(f"a host without the storage uses it: {process.name} opens {path}")
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+def _stop_watching() -> None:
+    _watches.pop()
 
 
 def _check_room(of: World, needed: int) -> None:

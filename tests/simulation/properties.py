@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter, defaultdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import Result
@@ -23,9 +23,10 @@ from distrain.api.observer import (
 )
 from distrain.errors import DistrainError, PreemptionError
 from distrain.page.facts import Facts
-from distrain.storage.checkpoint import MANIFEST_FILE
+from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.storage.records import PENDING, damage_of
 from distrain.storage.runs.listing import run_at
+from tests.simulation.bucket import checkpoint_folders, contents
 from tests.simulation.worker import BATCH
 
 if TYPE_CHECKING:
@@ -33,14 +34,17 @@ if TYPE_CHECKING:
 
     from tests.simulation.play import Play
 
-_BAD_DISKS = ("full disk", "broken disk", "read only disk")
 _STOPS = (PreemptionError, KeyboardInterrupt)
 
 
+STORAGE_FAULTS = ("full disk", "broken disk", "read only disk", "broken bucket")
+"""Faults with which distrain may fail to write something."""
+
+
 def _published(play: Play) -> Iterator[tuple[Any, dict[str, Any]]]:
-    for path in sorted(play.run_directory.glob("checkpoint_*")):
+    for path in checkpoint_folders(play.run_directory):
         if (path / MANIFEST_FILE).exists():
-            yield path, json.loads((path / MANIFEST_FILE).read_text())
+            yield path, json.loads((path / MANIFEST_FILE).read_bytes())
 
 
 def published_checkpoints_are_complete(play: Play) -> Iterator[str]:
@@ -49,7 +53,7 @@ def published_checkpoints_are_complete(play: Play) -> Iterator[str]:
     for call in play.calls:
         of[call.attempt, call.index].append(call)
     for path, manifest in _published(play):
-        if any(path in file.parents for file in play.flipped):
+        if path.name in {file.parent.name for file in play.flipped}:
             continue
         if "lacks" in manifest or "suspect" in manifest:
             continue
@@ -62,9 +66,7 @@ def published_checkpoints_are_complete(play: Play) -> Iterator[str]:
         expected: dict[str, bytes] = {}
         for rank in sorted(calls, reverse=True):
             expected |= calls[rank].files
-        found = {
-            file.name: file.read_bytes() for file in path.iterdir() if file.is_file() and not file.name.startswith(".")
-        }
+        found = contents(path)
         if found != expected:
             differing = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
             yield f"{path.name} of report {index} in attempt {manifest['attempt']} differs in {differing}"
@@ -83,7 +85,7 @@ def _index_of(manifest: dict[str, Any], play: Play) -> int:
 def metrics_have_every_report_once(play: Play) -> Iterator[str]:
     """metrics.jsonl has every report of every rank, once and in order."""
     path = play.run_directory / "metrics.jsonl"
-    text = path.read_text() if path.exists() else ""
+    text = path.read_bytes().decode() if path.exists() else ""
     lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]  # not a torn one
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for line in lines:
@@ -105,12 +107,12 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
         yield f"fit() raised {type(error).__name__}: {error}"
     if not (play.scenario.faults or play.scenario.raises) and error is not None:
         yield f"nothing was disturbed, but fit() raised {type(error).__name__}: {error}"
-    if not (play.run_directory / "run.json").exists() and _has(play, *_BAD_DISKS):
+    if not (play.run_directory / "run.json").exists() and _has(play, *STORAGE_FAULTS):
         return
-    status = json.loads((play.run_directory / "run.json").read_text())["status"]
+    status = json.loads((play.run_directory / "run.json").read_bytes())["status"]
     wanted = "finished" if error is None else "stopped" if isinstance(error, _STOPS) else "failed"
     is_impatient = life.asked_to_stop > 1 and _has(play, "slow disk")
-    if status != wanted and not is_impatient and not _has(play, *_BAD_DISKS):
+    if status != wanted and not is_impatient and not _has(play, *STORAGE_FAULTS):
         yield f"run.json says {status}, and fit() ended with {error!r}"
 
 
@@ -133,9 +135,11 @@ def the_culprit_was_hit(play: Play) -> Iterator[str]:
                         "slow link",
                         "cut link",
                         "stop agent",
-                        "kill uploader",
                         "stop coordinator",
-                        *_BAD_DISKS,
+                        *STORAGE_FAULTS,
+                        "kill child",
+                        "no streams",
+                        "full cache",
                         "flip disk",
                         "flip memory",
                     )
@@ -191,7 +195,9 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
         "stop agent",
     ):
         return
-    if play.flipped or _has(play, *_BAD_DISKS):
+    if play.flipped or _has(play, *STORAGE_FAULTS):
+        return
+    if in_memory and _has(play, "kill coordinator") and (play.scenario.bucket or not play.scenario.shares_files):
         return
     given_up = " ".join(text for _, text in play.world.story if "won't be used for restarts" in text)
     seen: set[tuple[int, int]] = set()
@@ -211,7 +217,7 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
 def every_row_is_used_once(play: Play) -> Iterator[str]:
     """A run that continues takes each row of its data once, but not those that a Rollback leaves out."""
     life = play.lives[-1]
-    if not play.scenario.reads or life.was_killed or life.process.error or _has(play, "lose power", *_BAD_DISKS):
+    if not play.scenario.reads or life.was_killed or life.process.error or _has(play, "lose power", *STORAGE_FAULTS):
         return
     made = {fact.name: fact.index for _, fact in play.told if isinstance(fact, Committed)}
     started = {rank.attempt: made.get(_name(rank.spec.checkpoint), -1) for _, rank in play.starts}
@@ -247,7 +253,7 @@ def every_row_is_used_once(play: Play) -> Iterator[str]:
 
 def _events(play: Play) -> Iterator[dict[str, Any]]:
     path = play.run_directory / "events.jsonl"
-    yield from map(json.loads, path.read_text().splitlines() if path.exists() else ())
+    yield from map(json.loads, path.read_bytes().splitlines() if path.exists() else ())
 
 
 def _name(path: str | None) -> str:
@@ -261,7 +267,7 @@ def _reported(play: Play, name: str) -> tuple[int, int] | None:
         return None
     path = play.run_directory / name / MANIFEST_FILE
     if path.exists():
-        manifest = json.loads(path.read_text())
+        manifest = json.loads(path.read_bytes())
         return manifest["attempt"], _index_of(manifest, play)
     facts = [fact for _, fact in play.told if isinstance(fact, Committed) and fact.name == name]
     return (facts[-1].attempt, facts[-1].step - play.first_steps[facts[-1].attempt]) if facts else None
@@ -276,7 +282,7 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
     found = {path.name: manifest for path, manifest in _published(play)}
     committed = sorted({fact.index: fact for _, fact in play.told if isinstance(fact, Committed)}.items())
     facts = [fact for _, fact in committed]
-    if facts and facts[-1].name not in found:
+    if facts and facts[-1].index not in {manifest["index"] for manifest in found.values()}:
         yield f"{facts[-1].name}, the last, is not kept"
     if len(found) > config.num_to_keep + 1:
         yield f"{len(found)} checkpoints are kept: {sorted(found)}"
@@ -304,7 +310,7 @@ def local_files_are_deleted_after_the_commit(play: Play) -> Iterator[str]:
 def all_views_of_a_run_agree(play: Play) -> Iterator[str]:
     """fit()'s Result, Result.from_path() and the facts of the page and of `distrain show` say the same."""
     life = play.lives[-1]
-    if life.was_killed or _has(play, *_BAD_DISKS) or not (play.run_directory / "run.json").exists():
+    if life.was_killed or _has(play, *STORAGE_FAULTS) or not (play.run_directory / "run.json").exists():
         return
     stored = Result.from_path(str(play.run_directory))
     run = run_at(play.run_directory)
@@ -316,8 +322,8 @@ def all_views_of_a_run_agree(play: Play) -> Iterator[str]:
     if facts.notes and not play.flipped:
         yield f"the page notes {facts.notes}"
     if life.result is not None:
-        own = life.result.checkpoint and Path(life.result.checkpoint.path).name
-        other = stored.checkpoint and Path(stored.checkpoint.path).name
+        own = life.result.checkpoint and _name(life.result.checkpoint.path)
+        other = stored.checkpoint and _name(stored.checkpoint.path)
         if own != other or (names and own != names[-1]):
             yield f"Result.checkpoint is {own}, from_path() has {other}, and the disk {names}"
         if repr(life.result.metrics) != repr(stored.metrics):
@@ -328,7 +334,7 @@ def checkpoints_are_validated(play: Play) -> Iterator[str]:
     """Each checkpoint for which that was asked is validated; it is not deleted before, and the run waits for it."""
     yield from (text for _, text in play.world.story if "while it was validated" in text)
     life = play.lives[-1]
-    if life.was_killed or life.process.error is not None or _has(play, "signal", "signal twice", *_BAD_DISKS):
+    if life.was_killed or life.process.error is not None or _has(play, "signal", "signal twice", *STORAGE_FAULTS):
         return
     for path, manifest in _published(play):
         if (manifest.get("validation") or {}).get("status") == PENDING:
@@ -398,7 +404,49 @@ def hangs_are_named(play: Play) -> Iterator[str]:
                 yield f"rank {number} was stuck since {began:.1f}, and is not named"
 
 
+def all_processes_know_what_to_do(play: Play) -> Iterator[str]:
+    """No process of distrain ends with an exception that it did not expect."""
+    for process in play.world.processes:
+        expected = isinstance(process.error, SystemExit) or process.name.startswith(("fit()", "rank"))
+        if process.error is not None and not expected:
+            yield f"{process.name} ended with {process.error!r}"
+
+
+def nothing_unfinished_is_left(play: Play) -> Iterator[str]:
+    """After a run, a bucket has no file of a checkpoint that was not committed, and hosts no copy of a checkpoint."""
+    if play.lives[-1].was_killed or _has(play, "broken bucket", "kill host"):
+        return
+    stores_itself = play.scenario.bucket and play.scenario.mode != "NO_UPLOAD"
+    for folder in checkpoint_folders(play.run_directory) if stores_itself else ():
+        if (folder / PENDING_FILE).exists() or not (folder / MANIFEST_FILE).exists():
+            yield f"{folder} is unfinished: {sorted(folder.files())}"
+    for host in play.hosts.values():
+        for path in host.root.glob("cache/runs/*/checkpoints"):
+            yield f"{host.name} still has {path}: {sorted(path.rglob('*'))[:3]}"
+
+
+def files_come_back(play: Play) -> Iterator[str]:
+    """What a rank has written into get_trial_dir() is in the run directory after the run, or a warning names it."""
+    said = " ".join(text for _, text in play.world.story)
+    if any(life.was_killed for life in play.lives):
+        return
+    for name in play.notes:
+        if not list(play.run_directory.rglob(name)) and not re.search("files .*ranks are still on", said):
+            yield f"{name} is not in the run directory"
+
+
+def ranks_read_whole_checkpoints(play: Play) -> Iterator[str]:
+    """What a rank reads has been saved with one call of report() of all ranks."""
+    for rank, checkpoint, states in play.loaded:
+        if len({(state["step"], state["attempt"], state["life"]) for state in states}) > 1 and not play.flipped:
+            yield f"{rank.process.name} reads {checkpoint.path}, which mixes {states}"
+
+
 PROPERTIES = [
+    ranks_read_whole_checkpoints,
+    nothing_unfinished_is_left,
+    files_come_back,
+    all_processes_know_what_to_do,
     published_checkpoints_are_complete,
     metrics_have_every_report_once,
     the_end_is_what_happened,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from distrain import CheckpointConfig, FailureConfig
@@ -68,6 +68,10 @@ class Scenario:
     meets: bool = False
     least: int | None = None
     """The fewest ranks that the run trains with; None for all."""
+    shares_files: bool = True
+    """False if all hosts but the first one lack the storage."""
+    bucket: bool = False
+    """True if the storage is a bucket."""
     faults: tuple[Fault, ...] = field(default=())
 
     def mode_at(self, step: int) -> str:
@@ -97,7 +101,7 @@ class Scenario:
 FAULTS = (
     "kill rank", "kill rank", "kill host", "kill coordinator", "signal", "stop rank", "slow link", "stop coordinator",
     "kill agent", "full disk", "broken disk", "flip memory", "flip disk", "full memory", "slow disk", "slow disk",
-    "kill forkserver", "kill uploader", "stop agent", "cut link", "read only disk", "lose power", "signal twice",
+    "kill forkserver", "kill child", "stop agent", "cut link", "read only disk", "lose power", "signal twice",
     "request", "second start", "clock jump",
 )  # fmt: skip
 
@@ -109,6 +113,8 @@ THEMES = {
     "disks": lambda one: any("disk" in fault.kind for fault in one.faults),
     "data": lambda one: one.reads,
     "rollbacks": lambda one: bool(one.rolls_back),
+    "apart": lambda one: not one.shares_files,
+    "buckets": lambda one: one.bucket,
 }
 """What --only of scripts/fuzz selects."""
 
@@ -116,7 +122,7 @@ THEMES = {
 def drawn(seed: int, themes: Sequence[str] = ()) -> Scenario:
     """Return the scenario of a seed; with themes, one that has them all."""
     for number in itertools.count():
-        scenario = _drawn(seed, number)
+        scenario = _with_places(_drawn(seed, number), random.Random(f"places {seed} {number}"))
         if all(THEMES[theme](scenario) for theme in themes):
             return scenario
     raise AssertionError("never reached")
@@ -172,3 +178,25 @@ def _drawn(seed: int, number: int) -> Scenario:
         catches=draw.random() < 0.2,
         faults=faults,
     )
+
+
+BUCKET_FAULTS = ("broken bucket", "slow bucket", "flip bucket", "kill child")
+APART_FAULTS = ("kill child", "no streams", "full cache")
+
+
+def _with_places(scenario: Scenario, draw: random.Random) -> Scenario:
+    """Let some runs use a bucket, and some hosts that lack the storage."""
+    kind, count = draw.random(), draw.choice([0, 1, 2])
+    length = scenario.steps * 0.4 + 3
+    if kind < 0.2:
+        kinds, scenario = BUCKET_FAULTS, replace(scenario, bucket=True)
+    elif kind < 0.45 and scenario.hosts + scenario.spares > 1:
+        mode = "SYNC" if scenario.mode == "NO_UPLOAD" else scenario.mode
+        kinds, scenario = APART_FAULTS, replace(scenario, shares_files=False, mode=mode)
+    else:
+        return scenario
+    more = [
+        Fault(draw.random() * length, draw.choice(kinds), draw.randrange(16), draw.choice([2, 20, 400]))
+        for _ in range(count)
+    ]
+    return replace(scenario, faults=tuple(sorted([*scenario.faults, *more], key=lambda fault: fault.at)))

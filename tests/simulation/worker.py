@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 BATCH = 2
 """Rows that each rank takes with a step."""
 _SAMPLE_S = 0.5
+_READ_S = 0.3
 _MODES = {mode.name: mode for mode in CheckpointUploadMode}
 
 
@@ -68,8 +69,7 @@ class SimulatedRank:
         self.number, self.attempt, self.life = spec.rank, spec.attempt, play.life
         self.is_reported = False
         """True once the agent has reported its end."""
-        self.process = Process(self.world, f"rank {spec.rank} of attempt {spec.attempt}")
-        self.process.host_name = agent.host.name
+        self.process = Process(self.world, f"rank {spec.rank} of attempt {spec.attempt}", agent.host)
         self._frames: deque[wire.Frame] = deque()
         self._how: dict[str, Any] = {"signal": 9}
         self.main = self.process.start(self._run, is_main=True)
@@ -230,12 +230,12 @@ class SimulatedRank:
                 with contextlib.suppress(*((OSError, CheckpointError) if scenario.catches else ())):
                     self._report(session, step)
             if scenario.looks and draw.random() < 0.2:
-                checkpoint = session.get_checkpoint()
-                self.play.looked.append((self, self._step_of(checkpoint)))
+                self._look(session)
             if scenario.lists and draw.random() < 0.2:
                 session.all_checkpoints(CheckpointConsistencyMode.COMMITTED, None)
             if stop:
                 return step
+        self._write_notes(session)
         return scenario.steps
 
     def _read(self, session: Session, first: int) -> Iterator[int]:
@@ -251,6 +251,13 @@ class SimulatedRank:
                 self.play.batches[self.attempt, self.number].append((session._reports + 1, rows))
                 yield step
 
+    def _write_notes(self, session: Session) -> None:
+        """Write a file that belongs into the run directory."""
+        if not session.context.sees_storage:
+            name = f"notes_{self.number}-{self.attempt}.txt"
+            Path(session.context.get_trial_dir(), name).write_text(name)
+            self.play.notes.append(name)
+
     def _resume(self, session: Session) -> int:
         checkpoint = session.get_checkpoint()
         step = self._step_of(checkpoint)
@@ -261,9 +268,26 @@ class SimulatedRank:
         """Read a checkpoint, and return its step; -1 for none."""
         if checkpoint is None:
             return -1
+        return max((int(state["step"]) for state in self._load(checkpoint)), default=-1)
+
+    def _load(self, checkpoint: Checkpoint) -> list[dict[str, Any]]:
+        """Read the files of a checkpoint, which takes a while."""
         with checkpoint.as_directory() as folder:
-            states = [json.loads(path.read_bytes()) for path in Path(folder).glob("state*.json")]
-        return max((int(state["step"]) for state in states), default=-1)
+            paths = sorted(Path(folder).glob("state*.json"))
+            self.world.pause(_READ_S)
+            states = [json.loads(path.read_bytes()) for path in paths]
+        self.play.loaded.append((self, checkpoint, states))
+        return states
+
+    def _look(self, session: Session) -> None:
+        """Read the newest checkpoint, unless a newer one has taken its place meanwhile."""
+        scenario: Scenario = self.play.scenario
+        may_be_deleted = (
+            scenario.num_to_keep is not None or scenario.mode in ("MEMORY", "MIXED") or scenario.memory_every
+        )
+        checkpoint = session.get_checkpoint()
+        with contextlib.suppress(CheckpointError if may_be_deleted else ()):
+            self.play.looked.append((self, self._step_of(checkpoint)))
 
     def _report(self, session: Session, step: int) -> None:
         scenario: Scenario = self.play.scenario
@@ -285,8 +309,9 @@ class SimulatedRank:
             if scenario.mode == "NO_UPLOAD":
                 folder = self.play.run_directory / f"checkpoint_own-{self.attempt}-{index}"
             else:
-                folder = self.play.local / f"{self.life}-{self.attempt}-{self.number}-{index}"
-            folder.mkdir(parents=True, exist_ok=True)
+                folder = self.agent.host.root / "local" / f"{self.life}-{self.attempt}-{self.number}-{index}"
+            if isinstance(folder, Path):
+                folder.mkdir(parents=True, exist_ok=True)
             for file, content in files.items():
                 (folder / file).write_bytes(content)
         mode = scenario.mode_at(step)

@@ -59,7 +59,8 @@ class World:
 
     def say(self, text: str) -> None:
         """Note that something has happened."""
-        self.story.append((self.now - STARTED, text))
+        if not self.is_over:  # else a ``finally`` of a killed process speaks
+            self.story.append((self.now - STARTED, text))
 
     def at(self, moment: float, do: Callable[[], None], process: Process | None = None) -> None:
         """Do something at a moment, unless the process has died by then. Equal moments have a random order."""
@@ -110,10 +111,9 @@ class World:
 class Process:
     """A process of the world."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, host: Any = None) -> None:
         self.world = world
-        self.name = name
-        self.host_name = ""
+        self.name, self.host = name, host
         self.is_alive = True
         self.is_stopped = False
         """True after SIGSTOP."""

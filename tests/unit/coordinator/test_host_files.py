@@ -558,12 +558,13 @@ def test_files_that_a_lost_host_has_kept_are_named(capsys: pytest.CaptureFixture
     lab.set_up("a", "b", "c")
     for host in "abc":
         lab.answer(host, storage_problem="is not there", trial_dir=f"/cache/{host}/files")
+    lab.files.announce("abc")
     lab.files.bring_back("b")
     for host in "bc":
         lab.files.lost(host)
     lab.set_up("c")
     lab.answer("c", storage_problem="is not there", trial_dir="/cache/c/files")  # it is back
     capsys.readouterr()
-    lab.files.warn_of_lost(["a", "b", "c"])
+    lab.files.warn_of_lost()
     [line] = capsys.readouterr().err.splitlines()
     assert "files written by ranks are still on b, in /cache/b/files: the host is lost" in line

@@ -1,0 +1,179 @@
+"""Child processes of a simulated world: uploaders and movers, and the servers to which movers open streams.
+
+All of them are the real programs. What is simulated is what they talk over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from distrain.transfer import mover, stream_server, uploader
+from distrain.transfer.stream import Reader, StreamEndedError
+from tests.simulation.hosts import Line
+from tests.simulation.world import Process, SimulatedLoop, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from distrain import wire
+    from tests.simulation.hosts import Host
+
+_PROGRAMS = {"uploader": uploader.main, "mover": mover.main}
+_CONNECT_S = 0.2
+_WRITE_S = 0.002
+
+
+class End:
+    """One end of the channel between a process and its child."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self.at_end = False
+        self.out: Line
+        self._world, self._process = world, process
+        self._frames: list[wire.Frame] = []
+        self._waiting: Any = None
+        self._loop: SimulatedLoop | None = None
+        self._on_frames: Callable[[list[wire.Frame]], None] = lambda frames: None
+        self._is_closed = False
+
+    def take(self, frame: wire.Frame | None) -> None:
+        """Get a message, or None when the other end is gone."""
+        if frame is None:
+            self.at_end = True
+        else:
+            self._frames.append(frame)
+        if self._loop is not None:
+            self._loop.post(self._hand_over)
+        elif self._waiting is not None:
+            self._waiting.wake()
+
+    def _hand_over(self) -> None:
+        frames, self._frames = self._frames, []
+        if self._loop is not None and not self._is_closed and (frames or self.at_end):
+            self._on_frames(frames)
+            if frames and self.at_end:
+                self._loop.post(self._hand_over)
+
+    def attach(self, loop: SimulatedLoop, on_frames: Callable[[list[wire.Frame]], None]) -> None:
+        self._loop, self._on_frames = loop, on_frames
+
+    def detach(self) -> None:
+        self._loop = None
+
+    def wait(self, timeout_s: float | None = None) -> list[wire.Frame]:
+        until = None if timeout_s is None else self._world.now + timeout_s
+        self._waiting = self._world.current
+        while not (self._frames or self.at_end) and (until is None or self._world.now < until):
+            self._world.wait(until)
+        frames, self._frames = self._frames, []
+        return frames
+
+    def send(self, message: wire.Message) -> None:
+        self.out.send(message)
+
+    queue = send
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._is_closed = True
+
+
+class SimulatedChild:
+    """What distrain uses of ChildLink: the child dies with its parent."""
+
+    def __init__(self, argv: Sequence[str], **how: Any) -> None:
+        world = SimulatedLoop.world
+        assert world.current is not None
+        parent = world.current.process
+        program, *arguments = argv[4:]
+        self.process = Process(world, f"{program} of {parent.name}", parent.host)
+        self.channel, there = End(world, parent), End(world, self.process)
+        self.channel.out, there.out = Line(world, there.take), Line(world, self.channel.take)
+        self.process.channel = there  # type: ignore[attr-defined]
+        self.process.at_death.append(there.out.end)
+        parent.at_death.append(self.process.kill)
+        self.process.start(lambda: _PROGRAMS[program](arguments), is_main=True)
+
+    def kill(self) -> int:
+        self.channel.close()
+        self.process.kill()
+        return -9
+
+
+def channel_to_parent(parent: str) -> End:
+    """Return the end of the child that runs now."""
+    current = SimulatedLoop.world.current
+    assert current is not None
+    return current.process.channel  # type: ignore[attr-defined, no-any-return]
+
+
+class Pipe:
+    """Bytes on their way to one reader. It stands for both of its descriptors."""
+
+    def __init__(self, world: World) -> None:
+        self.is_closed = False
+        self._world, self._data = world, bytearray()
+        self._reader: Any = None
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._world.pause(_WRITE_S)
+        if self.is_closed:
+            raise StreamEndedError("broken pipe")
+        self._data += data
+        self._wake()
+
+    def read(self, size: int) -> bytes:
+        self._reader = self._world.current
+        while len(self._data) < size and not self.is_closed:
+            self._world.wait()
+        data = bytes(self._data[:size])
+        del self._data[:size]
+        return data
+
+    def read1(self, most: int) -> bytes:
+        return self.read(1) + self.read(min(most - 1, len(self._data)))
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None:
+            self._reader.wake()
+
+
+class SimulatedStream(mover.Stream):
+    """The mover's end of a stream to a host."""
+
+    hosts: ClassVar[dict[str, Host]]
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        world, host = SimulatedLoop.world, self.hosts[argv[0]]
+        assert world.current is not None
+        world.pause(_CONNECT_S)
+        if not (host.is_up and host.takes_streams):
+            raise StreamEndedError("no route to host")
+        self._pipes = down, up = Pipe(world), Pipe(world)
+        server = Process(world, f"stream server of {host.name}", host)
+        host.servers.append(server)
+        for process in (world.current.process, server):
+            process.at_death.append(self.close)
+        self.write_fd, self.reader = down, Reader(up)  # type: ignore[assignment, arg-type]
+        server.start(lambda: _serve(down, up), is_main=True)
+
+    def end(self, found: str) -> str:
+        self.close()
+        return f"the connection for files has ended: {found}"
+
+    def close(self) -> int:
+        for pipe in self._pipes:
+            pipe.close()
+        return 0
+
+
+def _serve(read: Any, write: Any) -> None:
+    with contextlib.suppress(StreamEndedError, OSError):
+        stream_server.serve(read, write)
