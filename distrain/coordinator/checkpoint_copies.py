@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.coordinator.host_files import full_cache_hint
 from distrain.errors import CheckpointError
-from distrain.storage.checkpoint import locked_for_reading
+from distrain.storage.checkpoint import MANIFEST_FILE, locked_for_reading
 from distrain.storage.file_transfer import folders_below
 from distrain.storage.files import list_files
 from distrain.wire.shipped_file import ShippedFile
@@ -73,7 +73,8 @@ class CheckpointCopies:
         folder = Path(copy.path)
         try:
             copy.lock.enter_context(locked_for_reading(folder))
-            paths = [folder / name for name in list_files(folder)]
+            # Without a manifest that is about to replace the one there.
+            paths = [folder / name for name in list_files(folder) if name != f"{MANIFEST_FILE}.new"]
             files: list[tuple[str, int, int, int, str]] = [ShippedFile.found(str(path), path.stat()) for path in paths]
         except (OSError, CheckpointError) as error:
             return f"the checkpoint {folder} cannot be read: {error}"

@@ -326,17 +326,20 @@ class SimulatedValidator:
         names: set[str] = set()
 
         def end() -> None:
+            if not (self._is_closed or names <= set(contents(folder))):
+                self.world.say(f"{folder.name} was deleted while it was validated")
+            self._loop.post(answer)
+
+        def answer() -> None:
             if self._is_closed:
                 return
-            if not names <= set(contents(folder)):
-                self.world.say(f"{folder.name} was deleted while it was validated")
             failed = "the function has raised ValueError" if draw.random() < 0.2 else None
             self._answer(wire.ValidationResult(body=b'{"accuracy": 1.0}', failed=failed))
 
         assert self.world.current is not None
         process = self.world.current.process
         self.world.after(0, lambda: names.update(contents(folder)), process)
-        self.world.after(draw.choice([0.01, 0.5, 5]), lambda: self._loop.post(end), process)
+        self.world.after(draw.choice([0.01, 0.5, 5]), end, process)
 
     def close(self) -> None:
         self._is_closed = True

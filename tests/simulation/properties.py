@@ -142,6 +142,7 @@ def the_culprit_was_hit(play: Play) -> Iterator[str]:
                         "full cache",
                         "flip disk",
                         "flip memory",
+                        "flip bucket",
                     )
                 ):
                     yield f"attempt {fact.attempt}: {first} is blamed, and was not hit"
@@ -315,9 +316,10 @@ def all_views_of_a_run_agree(play: Play) -> Iterator[str]:
     stored = Result.from_path(str(play.run_directory))
     run = run_at(play.run_directory)
     facts = Facts(run, run.location)
-    names = [path.name for path, _ in _published(play)]
+    published = {manifest["index"]: path.name for path, manifest in _published(play)}
+    names = [published[index] for index in sorted(published)]  # in a bucket, they may have another order
     shown = [saved.path.name for saved in facts.checkpoints]
-    if sorted(shown) != names:
+    if shown != names:
         yield f"the page has {shown}, and the disk {names}"
     if facts.notes and not play.flipped:
         yield f"the page notes {facts.notes}"
