@@ -30,6 +30,7 @@ KEPT = [
     # A checkpoint was copied to a host while its manifest was replaced, and the copy failed for the file that was gone.
     Scenario(
         seed=204371, ranks=3, hosts=3, step_s=(0.2, 0.05, 0.05), mode="ASYNC", saving="first", own_names=False,
-        collectives=False, asks_to_stop=True, looks=True, rolls_back=frozenset({(2, 3)}), meets=True, shares_files=False,
+        collectives=False, asks_to_stop=True, looks=True, rolls_back=frozenset({(2, 3)}), meets=True,
+        shares_files=False,
     ),
 ]  # fmt: skip

@@ -107,12 +107,12 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
         yield f"fit() raised {type(error).__name__}: {error}"
     if not (play.scenario.faults or play.scenario.raises) and error is not None:
         yield f"nothing was disturbed, but fit() raised {type(error).__name__}: {error}"
-    if not (play.run_directory / "run.json").exists() and _has(play, *STORAGE_FAULTS):
+    is_impatient = life.asked_to_stop > 1 and _has(play, "slow disk", "slow bucket")
+    if is_impatient or (not (play.run_directory / "run.json").exists() and _has(play, *STORAGE_FAULTS)):
         return
     status = json.loads((play.run_directory / "run.json").read_bytes())["status"]
     wanted = "finished" if error is None else "stopped" if isinstance(error, _STOPS) else "failed"
-    is_impatient = life.asked_to_stop > 1 and _has(play, "slow disk")
-    if status != wanted and not is_impatient and not _has(play, *STORAGE_FAULTS):
+    if status != wanted and not _has(play, *STORAGE_FAULTS):
         yield f"run.json says {status}, and fit() ended with {error!r}"
 
 
