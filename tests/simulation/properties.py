@@ -24,6 +24,7 @@ from distrain.api.observer import (
 from distrain.errors import DistrainError, PreemptionError
 from distrain.page.facts import Facts
 from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
+from distrain.storage.paths import DAMAGED_FILE
 from distrain.storage.records import PENDING, damage_of
 from distrain.storage.runs.listing import run_at
 from tests.simulation.bucket import checkpoint_folders, contents
@@ -416,11 +417,13 @@ def all_processes_know_what_to_do(play: Play) -> Iterator[str]:
 
 def nothing_unfinished_is_left(play: Play) -> Iterator[str]:
     """After a run, a bucket has no file of a checkpoint that was not committed, and hosts no copy of a checkpoint."""
-    if play.lives[-1].was_killed or _has(play, "broken bucket", "kill host"):
+    life = play.lives[-1]
+    if life.was_killed or life.asked_to_stop > 1 or _has(play, "broken bucket", "kill host", "lose power"):
         return
     stores_itself = play.scenario.bucket and play.scenario.mode != "NO_UPLOAD"
     for folder in checkpoint_folders(play.run_directory) if stores_itself else ():
-        if (folder / PENDING_FILE).exists() or not (folder / MANIFEST_FILE).exists():
+        is_committed = any((folder / name).exists() for name in (MANIFEST_FILE, DAMAGED_FILE))
+        if (folder / PENDING_FILE).exists() or not is_committed:
             yield f"{folder} is unfinished: {sorted(folder.files())}"
     for host in play.hosts.values():
         for path in host.root.glob("cache/runs/*/checkpoints"):
