@@ -279,7 +279,7 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
     """num_to_keep keeps the last checkpoint and the best ones; what else there was is deleted."""
     life = play.lives[-1]
     config = play.scenario.checkpoint_config
-    if life.was_killed or life.process.error is not None or config.num_to_keep is None:
+    if life.was_killed or life.process.error is not None or config.num_to_keep is None or _has(play, *STORAGE_FAULTS):
         return
     found = {path.name: manifest for path, manifest in _published(play)}
     committed = sorted({fact.index: fact for _, fact in play.told if isinstance(fact, Committed)}.items())

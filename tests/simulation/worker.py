@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 BATCH = 2
 """Rows that each rank takes with a step."""
 _SAMPLE_S = 0.5
-_READ_S = 0.3
+_READ_S = (0.1, 0.3, 3.0)
 _MODES = {mode.name: mode for mode in CheckpointUploadMode}
 
 
@@ -274,7 +274,7 @@ class SimulatedRank:
         """Read the files of a checkpoint, which takes a while."""
         with checkpoint.as_directory() as folder:
             paths = sorted(Path(folder).glob("state*.json"))
-            self.world.pause(_READ_S)
+            self.world.pause(self.world.random.choice(_READ_S))
             states = [json.loads(path.read_bytes()) for path in paths]
         self.play.loaded.append((self, checkpoint, states))
         return states
