@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState
 
 if TYPE_CHECKING:
@@ -24,27 +22,10 @@ def reachable(moves: Mapping[enum.Enum, frozenset[enum.Enum]], start: enum.Enum)
     return seen
 
 
-@pytest.mark.parametrize(("moves", "states"), [(RUN_MOVES, RunState), (RANK_MOVES, RankState)], ids=["run", "rank"])
-def test_the_table_knows_every_state(moves: Mapping[enum.Enum, frozenset[enum.Enum]], states: type[enum.Enum]) -> None:
-    assert set(moves) == set(states)
-
-
-def test_every_state_of_a_run_is_reachable() -> None:
-    assert reachable(RUN_MOVES, RunState.CONNECTING) == set(RunState)
-
-
-def test_every_state_of_a_rank_is_reachable() -> None:
-    assert reachable(RANK_MOVES, RankState.PLANNED) == set(RankState)
-
-
 def test_the_ends_of_a_run_have_no_exits_and_everything_else_has() -> None:
     """But that of a run whose last checkpoint turns out not to be stored."""
     assert {state for state, moves in RUN_MOVES.items() if not moves} == RUN_ENDS - {RunState.FINISHED}
     assert RUN_MOVES[RunState.FINISHED] == {RunState.FAILED}
-
-
-def test_only_the_ends_are_terminal() -> None:
-    assert {state for state in RunState if state.is_terminal} == RUN_ENDS
 
 
 def test_every_state_of_a_run_leads_to_an_end() -> None:
