@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -82,14 +81,6 @@ def test_what_looks_secret_is_not_kept(argv: str, kept: str) -> None:
 )
 def test_what_looks_secret_within_one_argument_is_not_kept(word: str, kept: str) -> None:
     assert without_secrets([word]) == [kept]
-
-
-def test_no_file_of_a_run_has_a_secret_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", "--api-key", "sk-1234", "--lr", "0.1"])
-    store = LocalStore(tmp_path / "run")
-    RunManifest(store, run_id="id", configs={}, facts=RunFacts("train.py", {})).write("running")
-    store.close()
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["argv"][1:] == ["--api-key", "***", "--lr", "0.1"]
 
 
 def test_an_attempt_begins_from_the_checkpoint_that_was_the_latest_when_its_workers_started(tmp_path: Path) -> None:

@@ -8,11 +8,9 @@ import pytest
 
 from distrain import LaunchError, ScalingConfig
 from distrain.api.backend import BackendConfig
-from distrain.coordinator.ranks import joined
 from distrain.coordinator.ranks.outer_launcher import OuterLauncher, check_launcher, find_launcher, first_host
 from distrain.system import process
 from distrain.worker.job.job import FunctionWork, ScriptWork
-from tests.conftest import wait_until
 
 TORCHRUN = {
     "RANK": "5",
@@ -105,10 +103,6 @@ def test_there_is_no_launcher(environment: dict[str, str]) -> None:
     assert find_launcher(environment) is None
 
 
-def test_a_torchrun_that_a_worker_of_distrain_has_started_is_a_launcher() -> None:
-    assert facts(TORCHRUN | {process.RUN_IDS: "outer:abc"})[0] == "torchrun"
-
-
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
@@ -146,14 +140,6 @@ def test_the_first_of_slurms_hosts(hosts: str, first: str) -> None:
     assert first_host(hosts) == first
 
 
-def test_frameworks_get_the_six_variables() -> None:
-    found = find_launcher(SRUN)
-    assert found is not None
-    names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    assert found.environment.keys() == names
-    assert (found.environment["RANK"], found.environment["LOCAL_WORLD_SIZE"]) == ("6", "1")
-
-
 # -- the workers that the user wants -----------------------------------------------------------------------------------
 
 
@@ -170,12 +156,6 @@ def check(backend: BackendConfig, **scaling: Any) -> OuterLauncher | None:
 def _torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-
-
-@pytest.mark.usefixtures("_torchrun")
-@pytest.mark.parametrize("workers", [0, 1, 8, (1, 8), (8, 16)])
-def test_its_processes_are_the_workers(workers: Any) -> None:
-    assert check(Gathers(), num_workers=workers) == find_launcher(TORCHRUN)
 
 
 @pytest.mark.usefixtures("_torchrun")
@@ -202,20 +182,3 @@ def test_work_that_its_processes_cannot_share_is_refused() -> None:
         check(BackendConfig())
     with pytest.raises(LaunchError, match="of `distrain run`"):
         check_launcher(ScalingConfig(), ScriptWork(backend=Gathers(), path="train.py"))
-
-
-@pytest.mark.usefixtures("_torchrun")
-@pytest.mark.parametrize("silent_s", [0.01, 10.0])
-def test_a_long_wait_for_other_ranks_says_which_variables_began_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], silent_s: float
-) -> None:
-    class Waits(Gathers):
-        def setup(self, context: object) -> None:
-            wait_until(lambda: silent_s > 1 or capsys.readouterr().err.count("RANK=5, WORLD_SIZE=8") == 1)
-
-    monkeypatch.setattr(joined, "_SILENT_S", silent_s)
-    launcher = check(Waits())
-    assert launcher is not None
-    work = FunctionWork(function=print, config={}, backend=Waits())
-    joined.RankGroup(launcher, None, work, None).set_up()  # type: ignore[arg-type]
-    assert not capsys.readouterr().err

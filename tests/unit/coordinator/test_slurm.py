@@ -40,11 +40,6 @@ def test_slots_are_the_tasks_or_with_one_task_per_node_its_gpus(variables: dict[
     assert slots(**variables) == expected
 
 
-def test_variables_of_the_cluster_stay_for_srun() -> None:
-    cleared = find_allocation({**JOB, "SLURM_TASKS_PER_NODE": "1(x3)", "SRUN_CPUS_PER_TASK": "4"}).cleared
-    assert set(cleared) == {"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SRUN_CPUS_PER_TASK"}
-
-
 @pytest.mark.parametrize(
     ("variables", "problem"),
     [

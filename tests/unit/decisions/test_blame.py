@@ -18,7 +18,6 @@ from distrain.decisions.ranks import Rank
 from distrain.errors import RankFailure
 from distrain.hosts.world import RankPlan
 from distrain.system.stacks import native_reason
-from distrain.system.text import rank_list
 from distrain.worker import user_code
 
 if TYPE_CHECKING:
@@ -284,11 +283,6 @@ def test_ranks_that_we_stopped_are_named_with_their_place(where: list[str], line
     assert screen(failure(0), stopped=[1, 2, 3], where=where).splitlines()[-len(lines) :] == lines
 
 
-def test_the_mark_below_a_long_line_of_code_is_left_out() -> None:
-    text = screen(failure(0, traceback=f"    f({'x' * 150})\n    {'^' * 153}\n    g(x)\n    ~^^^"))
-    assert text.splitlines()[1:] == [f"      f({'x' * 150})", "      g(x)", "      ~^^^"]
-
-
 def test_a_long_traceback_is_cut_in_the_middle() -> None:
     text = screen(failure(0, traceback="\n".join(f"frame {n}" for n in range(500))))
     assert "frame 0\n" in text
@@ -333,31 +327,7 @@ def test_of_a_long_traceback_the_inner_frames_of_libraries_are_folded() -> None:
     ]
 
 
-def test_a_package_between_the_script_and_torch_keeps_its_innermost_frame() -> None:
-    """It may be the user's own, which is installed."""
-    model = TORCH.replace("torch/data", "my_models/model")
-    frames = [frame("/home/me/train.py", 9), *(frame(TORCH, n) for n in range(4)), frame(model, 4), frame(model, 5)]
-    traceback = "".join(["Traceback (most recent call last):\n", *frames, frame(TORCH, 6), frame(TORCH, 7), "E: no\n"])
-    assert screen(failure(0, traceback=traceback)).splitlines()[5:] == [
-        "    ... 5 frames in torch, my_models ...",
-        '    File ".../my_models/model.py", line 5, in function',
-        "      call()",
-        "    ... 1 frame in torch ...",
-        '    File ".../torch/data.py", line 7, in function',
-        "      call()",
-        "  E: no",
-    ]
-
-
 # -- words -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [([], ""), ([3], "3"), ([1, 0], "0, 1"), ([0, 2, 3, 4, 5], "0, 2-5"), ([7, 7], "7"), ([0, 1, 3, 4], "0, 1, 3, 4")],
-)
-def test_rank_list(ranks: list[int], text: str) -> None:
-    assert rank_list(ranks) == text
 
 
 def test_the_middle_of_a_long_traceback_is_left_out_where_it_enters() -> None:

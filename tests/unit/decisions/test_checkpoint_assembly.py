@@ -15,13 +15,11 @@ from hypothesis import given, settings
 from distrain import wire
 from distrain.api.config import CheckpointConfig
 from distrain.decisions.checkpoint_assembly import (
-    HEAD_START_S,
     MOST_UNCOMMITTED,
     PATIENCE_S,
     Action,
     CheckpointAssembly,
     Drop,
-    Proceed,
     Refuse,
     RequestFiles,
 )
@@ -162,17 +160,6 @@ def test_a_checkpoint_whose_ranks_name_different_directories_is_dropped(other: s
 # -- rank 0 only -----------------------------------------------------------------------------------------------------
 
 
-def test_rank_0_only_commits_when_the_others_have_been_silent_for_long_enough() -> None:
-    assembly = assembly_of(2, running_since=0.0)
-    bring(assembly, 0, 1, "model", now=1)
-    assert deliver(assembly, 0, 1, "model", now=1) == []
-    assert not only(Commit, bring(assembly, 0, 2, "model", now=20))
-    assert assembly.deadline() == 1 + MISSING_RANK_S
-    assert assembly.tick(MISSING_RANK_S) == []
-    commit = the_commit(assembly.tick(1 + MISSING_RANK_S))
-    assert (commit.ordinal, commit.ranks, commit.silent) == (1, (0,), (1,))
-
-
 def test_rank_0_only_loses_no_checkpoint() -> None:
     assembly, committed = assembly_of(3), []
     for ordinal in (1, 2, 3):
@@ -217,24 +204,6 @@ def test_a_rank_that_brings_none_as_the_user_says_is_refused() -> None:
     )
 
 
-# -- some ranks ------------------------------------------------------------------------------------------------------
-
-
-def test_files_of_different_reports_are_never_joined() -> None:
-    """Rank 1 has a checkpoint only with its fourth report."""
-    assembly, committed = assembly_of(2), []
-    for n in (1, 2, 3, 4):
-        bring(assembly, 0, n, f"r0-{n}", loss=n)
-        committed += only(Commit, deliver(assembly, 0, n, f"r0-{n}"))
-    assert committed == []
-    for n in (1, 2, 3):
-        committed += only(Commit, note(assembly, 1, n, now=1000.0))
-    bring(assembly, 1, 4, "r1-4", now=5000.0)
-    committed += only(Commit, deliver(assembly, 1, 4, "r1-4", now=5000.0))
-    assert [owners(commit) for commit in committed] == [{"r0-1": 0}, {"r0-2": 0}, {"r0-3": 0}, {"r0-4": 0, "r1-4": 1}]
-    assert [commit.metrics["loss"] for commit in committed] == [1, 2, 3, 4]
-
-
 # -- a rank that is far ahead ----------------------------------------------------------------------------------------
 
 
@@ -258,65 +227,7 @@ def test_a_rank_that_is_far_ahead_stores_no_more_until_the_others_follow() -> No
         deliver(assembly, 0, MOST_UNCOMMITTED + n, "model", now=n)
 
 
-def test_memory_does_not_wait_long_for_ranks_that_may_never_report() -> None:
-    assembly = assembly_of(2, running_since=0.0)
-    reported(assembly, 0, 1, {}, ["a"], 0.0, in_memory=True)
-    assert only(Proceed, deliver(assembly, 0, 1, "a")) == []
-    assert only(Proceed, assembly.tick(HEAD_START_S)) == [Proceed(0, 1)]
-    assert only(Drop, reported(assembly, 0, 2, {}, ["a"], 3.0, in_memory=True)) == [Drop(1)]
-    assert only(Proceed, deliver(assembly, 0, 2, "a", now=3.0)) == [Proceed(0, 2)], "at once, from now on"
-    assert reported(assembly, 1, 1, {}, ["b"], 4.0, in_memory=True) == [Drop(1)]
-    reported(assembly, 1, 2, {}, ["b"], 5.0, in_memory=True)
-    assert the_commit(deliver(assembly, 1, 2, "b", now=5.0)).ordinal == 2
-
-
-def write_to_memory(assembly: CheckpointAssembly, rank: int, n: int, now: float) -> list[Action]:
-    """Report a checkpoint in memory. It is hashed at once."""
-    actions = reported(assembly, rank, n, {}, [f"shard-{rank}"], now, in_memory=True)
-    return [*actions, *deliver(assembly, rank, n, f"shard-{rank}", now=now)]
-
-
-def test_memory_supersedes_nothing_that_was_not_written_to_memory() -> None:
-    """ASYNC still uploads it, or a rank that is behind has not made that report."""
-    assembly = assembly_of(2)
-    for rank in (0, 1):
-        bring(assembly, rank, 1, f"shard-{rank}")
-    for rank in (0, 1):
-        assert only(Drop, write_to_memory(assembly, rank, 2, 1.0)) == []
-    deliver(assembly, 0, 1, "shard-0", now=2.0)
-    actions = deliver(assembly, 1, 1, "shard-1", now=2.0)
-    assert [commit.ordinal for commit in only(Commit, actions)] == [1, 2]
-
-
-# -- time does not matter --------------------------------------------------------------------------------------------
-
-
-def test_a_rank_that_brought_one_is_waited_for_however_long_it_takes() -> None:
-    assembly = assembly_of(2)
-    for rank in (0, 1):
-        bring(assembly, rank, 1, f"shard-{rank}", now=10)
-        deliver(assembly, rank, 1, f"shard-{rank}", now=10)
-    bring(assembly, 0, 2, "shard-0", now=20)
-    deliver(assembly, 0, 2, "shard-0", now=20)
-    assert only(Commit, bring(assembly, 0, 3, "shard-0", now=30)) == []
-    assert only(Commit, assembly.tick(30 + 10 * MISSING_RANK_S)) == []
-    bring(assembly, 1, 2, "shard-1", now=1000)
-    assert the_commit(deliver(assembly, 1, 2, "shard-1", now=1000)).ordinal == 2
-
-
 # -- the same file name ----------------------------------------------------------------------------------------------
-
-
-def test_of_the_same_file_name_the_lowest_rank_is_kept_and_the_others_copy_nothing() -> None:
-    assembly = assembly_of(3)
-    assert bring(assembly, 0, 1, "model") == [RequestFiles(0, 1, ("model",))]
-    for rank in (1, 2):
-        assert bring(assembly, rank, 1, "model") == [RequestFiles(rank, 1, ())]
-    for rank in (1, 2):
-        deliver(assembly, rank, 1, skipped=["model"])
-    commit = the_commit(deliver(assembly, 0, 1, "model"))
-    assert owners(commit) == {"model": 0}
-    assert commit.ranks == (0, 1, 2)
 
 
 def test_no_two_ranks_store_a_file_of_the_same_name_at_the_same_time() -> None:
@@ -378,6 +289,15 @@ def test_a_checkpoint_whose_report_has_failed_on_a_rank_is_dropped_and_the_next_
     assert the_commit(actions).ranks == (0, 1)
 
 
+def test_a_part_that_an_exception_kept_from_being_sent_is_missing() -> None:
+    assembly = assembly_of(2)
+    for ordinal in (1, 2):
+        bring(assembly, 0, ordinal, "shard-0")
+        deliver(assembly, 0, ordinal, "shard-0")
+    assert Drop(1) in bring(assembly, 1, 2, "shard-1")
+    assert the_commit(deliver(assembly, 1, 2, "shard-1")).ordinal == 2
+
+
 def test_ranks_that_name_a_checkpoint_differently_are_told_so() -> None:
     assembly = assembly_of(3)
     reported(assembly, 0, 1, {}, ["a"], 0.0, name="step-1")
@@ -405,44 +325,6 @@ def test_a_checkpoint_needs_nothing_more_from_a_rank_that_has_delivered() -> Non
     assert assembly.storing({1}, ()) == frozenset(), "it will be dropped"
 
 
-def test_ranks_that_have_made_fewer_reports_than_a_failed_one_may_make_as_many() -> None:
-    assembly = assembly_of(3)
-    for rank in (0, 1):
-        note(assembly, rank, 1)
-        note(assembly, rank, 2)
-    bring(assembly, 0, 3, "model")
-    note(assembly, 1, 3)
-    deliver(assembly, 0, 3, "model")
-    assembly.ended(1)
-    assert assembly.expected({1}, (), 1.0) == {2: 0}, "rank 0 has made as many reports"
-    note(assembly, 1, 6)
-    assert assembly.expected({1}, (), 1.0) == {0: 3, 2: 0}
-    assert assembly.expected({1, 2}, (), 1.0) == {}, "rank 2 has not made that report"
-    assembly.ended(2)
-    assert assembly.expected({1}, (), 1.0) == {0: 3}
-
-
-@pytest.mark.parametrize(("rank", "pending", "seconds"), [(0, False, 60), (1, False, 5), (1, True, 60)])
-def test_ranks_that_may_never_report_are_not_waited_for_long(rank: int, pending: bool, seconds: float) -> None:
-    """In most scripts that report on one rank only, this is rank 0."""
-    assembly = assembly_of(2)
-    (bring if pending else note)(assembly, 1 - rank, 1)
-    assert assembly.time_for([rank]) == seconds
-
-
-def test_a_rank_that_was_storing_when_it_failed_has_not_made_that_report() -> None:
-    assembly = assembly_of(2)
-    for rank in (0, 1):
-        bring(assembly, rank, 1, f"shard-{rank}")
-    for rank in (0, 1):
-        deliver(assembly, rank, 1, f"shard-{rank}")
-    bring(assembly, 1, 2, "shard-1")
-    assert assembly.expected({1}, (), 1.0) == {}
-    assert assembly.expected({1}, {(1, 2)}, 1.0) == {0: 1}, "an uploader stores it"
-    deliver(assembly, 1, 2, "shard-1")
-    assert assembly.expected({1}, (), 1.0) == {0: 1}
-
-
 # -- ranks that show no sign -----------------------------------------------------------------------------------------
 
 
@@ -464,14 +346,6 @@ def test_a_silent_rank_is_written_off_in_time_with_one_notice_and_refused_later(
 
 
 # -- metrics and contents --------------------------------------------------------------------------------------------
-
-
-def test_the_metrics_are_rank_0s() -> None:
-    assembly = assembly_of(2)
-    bring(assembly, 1, 1, "b", loss=1.0)
-    bring(assembly, 0, 1, "a", loss=0.0)
-    deliver(assembly, 1, 1, "b")
-    assert the_commit(deliver(assembly, 0, 1, "a")).metrics == {"loss": 0.0}
 
 
 def test_different_contents_give_one_notice() -> None:

@@ -52,18 +52,6 @@ def test_noise_is_no_alarm_in_50_of_50_trials() -> None:
         assert judged(HOSTS, lambda pair: 10.0, random.Random(seed)) == []
 
 
-def test_each_host_is_in_a_pair_and_no_pair_is_measured_twice() -> None:
-    for count in range(2, 20):
-        hosts = [f"host{number}" for number in range(count)]
-        first = first_round(hosts)
-        assert {host for pair in first for host in pair} == set(hosts)
-        for slow in ([], first[:1], first[1:], first):
-            pairs = [frozenset(pair) for pair in [*first, *second_round(first, slow)]]
-            assert len(set(pairs)) == len(pairs)
-            assert all(len(pair) == 2 for pair in pairs)
-    assert first_round(["alone"]) == []
-
-
 def test_hosts_are_compared_with_their_kind() -> None:
     results = {"old": {"cpu": 1.0}, "a": {"cpu": 4.0}, "b": {"cpu": 4.2}, "c": {"cpu": 1.5}}
     kinds = {"old": "small", "a": "large", "b": "large", "c": "large"}

@@ -121,10 +121,6 @@ def result(**failed: str) -> wire.HostProbed:
     return wire.HostProbed(nonce="nonce", failed_peers=failed)
 
 
-def reached(address: str, peer: str = "") -> wire.ProbeHost:
-    return wire.ProbeHost(nonce="nonce", is_reached=True, address=address, peer=peer)
-
-
 def connections(**addresses: str) -> HostChecks:
     return HostChecks(dict.fromkeys(addresses, wire.ProbeHost(nonce="")), addresses, nonce="nonce")
 
@@ -147,32 +143,6 @@ def all_open(checks: HostChecks) -> dict[str, wire.ProbeHost]:
     assert checks.handle("a", opened(1)) == []
     assert checks.handle("b", opened(2)) == []
     return questions(checks.handle("c", opened(3)))
-
-
-def silent(checks: HostChecks) -> list[str]:
-    return [finding.host for finding in checks.overdue(15.0)]
-
-
-def test_every_host_connects_to_every_other_when_all_ports_are_open() -> None:
-    checks = three()
-    assert questions(checks.begin())["b"] == reached("10.0.0.2")
-    assert silent(checks) == ["a", "b", "c"]
-    asked = all_open(checks)
-    assert asked["b"] == wire.ProbeHost(peers={"a": ("10.0.0.1", 1001), "c": ("10.0.0.3", 1003)}, nonce="nonce")
-    assert len(asked) == 3
-    for host, still_silent in (("b", "abc"), ("a", "ac"), ("c", "c")):
-        assert silent(checks) == list(still_silent)
-        assert not checks.is_done
-        assert checks.handle(host, result()) == []
-    assert checks.is_done
-    assert checks.connection_findings() == []
-
-
-def test_a_host_that_does_not_know_its_address_finds_it_toward_another() -> None:
-    asked = questions(three(a="").begin())
-    assert asked["a"] == reached("", peer="10.0.0.2")
-    asked = questions(connections(a="", b="").begin())
-    assert asked["a"] == reached("")
 
 
 def test_who_cannot_connect_to_whom_is_reported_once_for_each_host() -> None:
@@ -198,15 +168,6 @@ def test_a_host_that_cannot_open_a_port_is_reported_and_nobody_connects_to_it() 
     [found] = checks.connection_findings()
     assert found.host == "b"
     assert "other hosts can't reach it: Network is unreachable" in found.text
-
-
-def test_answers_of_another_round_are_ignored() -> None:
-    checks = three()
-    assert checks.handle("d", opened(4)) == []
-    all_open(checks)
-    assert checks.handle("a", replace(opened(9), nonce="before")) == []
-    assert checks.handle("a", replace(result(c="no"), nonce="before")) == []
-    assert silent(checks) == ["a", "b", "c"]
 
 
 # -- a launch --------------------------------------------------------------------------------------------------------

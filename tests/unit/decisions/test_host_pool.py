@@ -8,7 +8,6 @@ from distrain.decisions.host_pool import (
     HOST_ANSWER_TIMEOUT_S,
     MOST_AT_ONCE,
     RECONNECT_INTERVAL_S,
-    SLOW_HOST_S,
     HostPool,
     Readiness,
 )
@@ -32,10 +31,6 @@ def names(numbers: range) -> list[str]:
     return [f"h{number}" for number in numbers]
 
 
-def test_only_as_many_hosts_are_contacted_as_are_needed() -> None:
-    assert pool_of(4, 2).hosts_to_connect(START) == ["h0", "h1"]
-
-
 def test_connections_are_opened_some_at_once_and_more_when_hosts_answer() -> None:
     pool, waiting, rounds = pool_of(1000, 1000), [], []
     while chosen := pool.hosts_to_connect(START):
@@ -47,26 +42,6 @@ def test_connections_are_opened_some_at_once_and_more_when_hosts_answer() -> Non
     assert max(rounds) == MOST_AT_ONCE
     assert sum(rounds) == 1000
     assert pool.readiness(START) is Readiness.READY
-
-
-def test_slow_hosts_do_not_keep_others_from_being_contacted() -> None:
-    pool = pool_of(3 * FIRST_AT_ONCE, 3 * FIRST_AT_ONCE)
-    first = pool.hosts_to_connect(START)
-    assert pool.hosts_to_connect(START + SLOW_HOST_S - 0.1) == []
-    assert pool.deadline() == START + SLOW_HOST_S
-    assert pool.hosts_to_connect(START + SLOW_HOST_S) == names(range(len(first), 2 * len(first)))
-
-
-def test_a_spare_host_replaces_a_slow_one() -> None:
-    pool = pool_of(3, 2)
-    pool.hosts_to_connect(START)
-    answer(pool, "h1")
-    assert pool.hosts_to_connect(START + SLOW_HOST_S) == ["h2"]
-    assert pool.readiness(START + SLOW_HOST_S) is Readiness.WAITING
-    answer(pool, "h2")
-    assert pool.readiness(START + SLOW_HOST_S) is Readiness.READY
-    assert list(pool.slow) == ["h0"]
-    assert [host.name for host in pool.connected] == ["h1", "h2"]
 
 
 def test_a_host_that_sshd_turns_away_is_tried_later_with_fewer_at_once() -> None:

@@ -10,16 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.api.config import FailureConfig, ScalingConfig
+from distrain.api.config import ScalingConfig
 from distrain.decisions.placement import (
-    Rendezvous,
     make_plan,
-    rank_environment,
     visible_devices,
 )
 from distrain.errors import ResourcesError
 from distrain.hosts.host import Gpu, HostInfo
-from tests.unit.decisions.test_run_machine import request
 
 GIB = 1 << 30
 
@@ -113,12 +110,6 @@ def test_no_gpu_at_all_says_why_that_may_be() -> None:
     assert "CUDA_VISIBLE_DEVICES" in text
     text = refusal(replace(host(gpus=0), driver_problem="the driver is broken"), ScalingConfig(use_gpu=True))
     assert text.endswith(" the driver is broken.")
-
-
-@pytest.mark.parametrize(("workers", "each", "cpus"), [(10, 0.1, 1), (10, 1.1, 11), (100, 0.07, 7), (3, 1 / 3, 1)])
-def test_rounding_of_fractions_refuses_nobody(workers: int, each: float, cpus: int) -> None:
-    scaling = ScalingConfig(num_workers=workers, resources_per_worker={"CPU": each})
-    assert make_plan([host(cpus=cpus)], scaling).world_size == workers
 
 
 # -- MIG instances ---------------------------------------------------------------------------------------------------
@@ -233,27 +224,3 @@ def test_accelerator_types_are_products_as_ray_writes_them(wanted: str, name: st
         text = refusal(facts, scaling)
         assert f"one has {name}, but accelerator_type is '{wanted}'" in text
         assert "CUDA_VISIBLE_DEVICES" in text
-
-
-# -- environment -----------------------------------------------------------------------------------------------------
-
-
-def test_the_environment_is_torchruns() -> None:
-    plan = make_plan([host("one", slots=2), host("two")], ScalingConfig(num_workers=3))
-    asked = request(["one", "two"], 3, run_id="run", first_attempt=4, failure_config=FailureConfig(max_failures=3))
-    environment = rank_environment(asked, plan, plan.ranks[2], Rendezvous(address="10.0.0.1", port=2345), attempt=5)
-    expected = {
-        "RANK": "2",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "3",
-        "LOCAL_WORLD_SIZE": "1",
-        "NODE_RANK": "1",
-        "GROUP_RANK": "1",
-        "GROUP_WORLD_SIZE": "2",
-        "MASTER_ADDR": "10.0.0.1",
-        "MASTER_PORT": "2345",
-        "TORCHELASTIC_RUN_ID": "run",
-        "TORCHELASTIC_RESTART_COUNT": "1",
-        "TORCHELASTIC_MAX_RESTARTS": "3",
-    }
-    assert expected.items() <= environment.items()

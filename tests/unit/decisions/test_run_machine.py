@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ from distrain.decisions.run_machine import (
     STOP_TIMEOUT_S,
     TERM_GRACE_S,
     Action,
-    AttemptEnded,
     CheckpointAvailable,
     CheckpointsInProgress,
     ConnectHost,
@@ -31,7 +29,6 @@ from distrain.decisions.run_machine import (
     HostSlow,
     MessageReceived,
     Outstanding,
-    RollBack,
     RolledBack,
     RunRequest,
     RunStateMachine,
@@ -46,9 +43,8 @@ from distrain.errors import InvalidTransition
 from distrain.hosts.host import HostSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
-    from distrain.hosts.world import RankPlan, WorldPlan
 
 GRACE_S = 2.0
 LEASE_S = 15.0
@@ -212,39 +208,6 @@ def test_whoever_does_not_leave_after_its_work_is_killed_and_the_run_has_not_fin
     assert "rank 1 did not exit within" in (play.machine.problem or "")
 
 
-@pytest.mark.parametrize("is_script", [False, True])
-@pytest.mark.parametrize(
-    ("end", "words"),
-    [
-        ({"signal": int(signal.SIGKILL)}, "was killed by SIGKILL (9) in its exit handlers"),
-        ({"exit_code": 3}, "exited with code 3 in its exit handlers"),
-        ({"exit_code": 0}, None),
-    ],
-)
-def test_the_exit_code_of_a_script_counts_after_its_last_line(
-    end: dict[str, int], words: str | None, is_script: bool
-) -> None:
-    play = Play(is_script=is_script).run()
-    play.all_succeed()
-    play.exits(0, **end)
-    play.exits(1)
-    play.gone()
-    fails = is_script and words is not None
-    assert play.state is (RunState.FAILED if fails else RunState.FINISHED)
-    assert [words in failure.summary for failure in play.machine.failures if words] == [True] * fails
-
-
-@pytest.mark.parametrize("is_script", [False, True])
-def test_exit_handlers_that_ctrl_c_has_ended_are_no_success(is_script: bool) -> None:
-    play = Play(is_script=is_script).run()
-    play.all_succeed()
-    assert told(play.happens(StopRequested("SIGINT")), wire.Stop)[0][1].exit_grace_s == 0.0
-    play.exits(0, exit_code=130)
-    play.exits(1)
-    play.gone()
-    assert (play.state, play.machine.failures) == (RunState.STOPPED, [])
-
-
 def test_a_storage_that_fails_when_all_have_done_their_work_fails_the_run() -> None:
     play = Play(failure_config=FailureConfig(max_failures=3)).run()
     play.succeeds(0)
@@ -253,14 +216,6 @@ def test_a_storage_that_fails_when_all_have_done_their_work_fails_the_run() -> N
     play.gone()
     assert play.state is RunState.FAILED
     assert (play.machine.problem, play.machine.is_done) == ("disk full", True)
-
-
-def test_a_storage_that_fails_after_the_end_makes_a_finished_run_a_failed_one() -> None:
-    play = Play().run()
-    play.all_succeed()
-    play.gone()
-    assert play.happens(StorageFailed("disk full")) == []
-    assert (play.state, play.machine.problem) == (RunState.FAILED, "disk full")
 
 
 # -- failures and restarts -------------------------------------------------------------------------------------------
@@ -286,23 +241,6 @@ def test_a_script_may_continue_at_a_snapshot_of_its_own() -> None:
     play.gone()
     expected = "restart 1 of 1, from the script's own snapshot, if it keeps one (distrain has no checkpoint)"
     assert said(play.reserve()).startswith(expected)
-
-
-@pytest.mark.parametrize("path", ["/runs/run/checkpoint_000000", None])
-def test_another_checkpoint_than_the_damaged_one_is_where_the_first_attempt_starts(path: str | None) -> None:
-    failure_config = FailureConfig(max_failures=3)
-    play = Play(failure_config=failure_config, checkpoint="/runs/run/checkpoint_000001")
-    play.connect()
-    play.happens(CheckpointAvailable(path))
-    [(_, start)] = told(play.reserve(), wire.Start)
-    assert {spec["checkpoint"] for spec in start.ranks} == {path}
-    play.enter()
-    play.raises(1)
-    play.gone()
-    play.begin_attempt()
-    play.raises(1)
-    play.gone()
-    assert play.state is RunState.FAILED, "it has failed twice at the same place, and the replacement is no progress"
 
 
 # -- a checkpoint that is being stored when a rank fails ---------------------------------------------------------------
@@ -352,23 +290,6 @@ def test_the_wait_for_a_checkpoint_ends_when_the_user_stops_or_it_cannot_be_kept
     assert play.state is RunState.FAILED
 
 
-def play_that_expects(*expected: int) -> Play:
-    """Rank 3 of 4 on two hosts has raised after a report that others are due to make."""
-    play = Play(hosts=2, workers=4).run()
-    saving(play, expected=expected)
-    rank = "ranks 0, 2" if len(expected) > 1 else "rank 0"
-    assert said(play.raises(3)) == f"rank 3 failed; waiting up to 60 s for {rank} to make as many reports"
-    return play
-
-
-def test_a_rank_that_is_due_to_bring_a_checkpoint_is_waited_for_while_it_brings_and_stores_it() -> None:
-    play = play_that_expects(0, 2)
-    assert saving(play, expected={0}) == []
-    assert saving(play, {(0, 7)}) == []
-    assert play.machine.deadline() == play.now + CHECKPOINT_GRACE_S
-    assert stops(saving(play, {(0, 8)})) == {"one": 0.0, "two": 0.0}
-
-
 # -- asked to stop ---------------------------------------------------------------------------------------------------
 
 
@@ -389,14 +310,6 @@ def test_the_first_request_to_stop_leaves_the_grace() -> None:
 def test_the_ranks_get_the_signal_that_came_and_sigterm_at_last(why: str, last_grace_s: float) -> None:
     [(_, stop)] = told(Play(is_script=True).run().happens(StopRequested(why)), wire.Stop)
     assert (stop.signal, stop.grace_s, stop.last_grace_s) == (why, GRACE_S, last_grace_s)
-
-
-def test_ranks_that_call_should_stop_get_the_signal_after_the_grace() -> None:
-    play = Play().run()
-    play.rank_says(wire.StopVote, 0)
-    assert not stops(play.happens(StopRequested("SIGINT")))
-    [(_, stop)] = told(play.tick(), wire.Stop)
-    assert (stop.signal, stop.grace_s, stop.last_grace_s) == ("SIGINT", TERM_GRACE_S, TERM_GRACE_S)
 
 
 def test_without_a_grace_the_ranks_get_no_signal_but_sigkill() -> None:
@@ -437,6 +350,13 @@ def test_asking_to_stop_during_a_failure_prevents_the_retry() -> None:
     assert play.state is RunState.FAILED  # the failure is what the user should hear of
 
 
+def test_one_of_two_hosts_lost_before_anything_started_fails_the_run() -> None:
+    play = Play(hosts=2, workers=4)
+    play.connect()
+    play.happens(HostLost("two", "silent"))
+    assert (play.state, play.machine.problem) == (RunState.FAILED, "two: silent")
+
+
 # -- lost hosts ------------------------------------------------------------------------------------------------------
 
 
@@ -459,6 +379,7 @@ def test_one_of_two_hosts_lost_stops_the_other_and_fails_the_run(stages: int) ->
 def test_losing_a_host_without_ranks_does_not_end_the_training() -> None:
     play = Play(hosts=2, workers=1).run()
     assert play.happens(HostLost("two", "silent")) == []
+    assert play.happens(HostSlow("one", "CPU")) == [], "there is no other host"
     assert play.state is RunState.RUNNING
 
 
@@ -467,47 +388,10 @@ def test_losing_a_host_without_ranks_does_not_end_the_training() -> None:
 SKIP_TO = {"train": {"epoch": 1, "rows": 6}}
 
 
-def rolls_back(play: Play, rank: int = 0, **fields: Any) -> list[Action]:
-    return play.raises(rank, "Rollback: NaN", rollback={"why": "NaN", "skip_to": SKIP_TO}, **fields)
-
-
-def specs(actions: list[Action]) -> list[Any]:
-    return [spec for _, start in told(actions, wire.Start) for spec in start.ranks]
-
-
-def test_a_rollback_is_no_failure_and_nobody_is_blamed() -> None:
-    play = Play(hosts=2, workers=4).run()  # max_failures is 0
-    assert stops(rolls_back(play, 1)) == {"one": 0.0, "two": 0.0}
-    assert rolls_back(play, 2) == []
-    play.raises(3, CONSEQUENCE)
-    actions = play.gone()
-    text = "rank 1 on one asked to roll back before its first report (NaN)"
-    assert [(a.failures, a.why) for a in actions if isinstance(a, AttemptEnded)] == [((), text)]
-    [asked_for] = [a for a in actions if isinstance(a, RollBack)]
-    assert (asked_for.rank, asked_for.skip_to) == (1, SKIP_TO)
-    actions = play.happens(RolledBack("/runs/run/checkpoint_000003", SKIP_TO, "checkpoint_000004"))
-    assert said(actions) == (
-        f"{text}; back to checkpoint_000003, because the newer checkpoint_000004 has led to several rollbacks; the "
-        "rows since then are left out (rollback 1 of 10)"
-    )
-    actions = play.reserve()
-    assert said(actions) == ""
-    assert [(spec["checkpoint"], spec["skip_to"]) for spec in specs(actions)] == [
-        ("/runs/run/checkpoint_000003", SKIP_TO)
-    ] * 4
-    play.enter()
-    play.happens(CheckpointAvailable("/runs/run/checkpoint_000005"))
-    rolls_back(play)
-    play.gone()
-    play.happens(RolledBack("/runs/run/checkpoint_000005", {}))
-    assert {(spec["checkpoint"], *spec["skip_to"]) for spec in specs(play.reserve())} == {
-        ("/runs/run/checkpoint_000005",)
-    }, "a newer checkpoint has positions of its own"
-
-
 def test_a_failure_after_a_rollback_restarts_with_the_same_rows_left_out() -> None:
     play = Play(failure_config=FailureConfig(max_failures=1)).run()
-    rolls_back(play)
+    for rank in (0, 1):
+        play.raises(rank, "Rollback: NaN", rollback={"why": "NaN", "skip_to": SKIP_TO})
     play.gone()
     play.happens(RolledBack(None, SKIP_TO))
     play.reserve()
@@ -516,15 +400,8 @@ def test_a_failure_after_a_rollback_restarts_with_the_same_rows_left_out() -> No
     play.gone()
     actions = play.reserve()
     assert said(actions) == "restart 1 of 1, from scratch (no checkpoint yet)"
-    assert [spec["skip_to"] for spec in specs(actions)] == [SKIP_TO] * 2
-
-
-def test_a_rollback_after_a_real_failure_is_a_failure() -> None:
-    play = Play(hosts=2, workers=4).run()
-    play.raises(3, "ValueError: real")
-    rolls_back(play)
-    play.gone()
-    assert play.state is RunState.FAILED
+    [(_, start)] = told(actions, wire.Start)
+    assert [spec["skip_to"] for spec in start.ranks] == [SKIP_TO] * 2
 
 
 # -- restarts after the loss of a host -------------------------------------------------------------------------------
@@ -543,79 +420,10 @@ def elastic(least: int, most: int) -> dict[str, Any]:
     return {"scaling": ScalingConfig(num_workers=(least, most)), "orders": {"one": order(2), "two": order(2)}}
 
 
-SPARE = {"one": order(2), "two": order(2), "three": order(2)}
-
-
 def places(play: Play) -> list[str]:
     """The host of each rank."""
     assert play.machine.plan is not None
     return [rank.host for rank in play.machine.plan.ranks]
-
-
-def test_spare_slots_take_the_place_of_a_lost_host() -> None:
-    play, actions = after_a_loss(orders=SPARE)
-    assert (play.state, asked(actions)) == (RunState.CONNECTING, ["three"])
-    assert said(actions) == "ranks 2, 3 on two were lost: silent\ntrying to reach three"
-    actions = play.says("three", hello())
-    assert places(play) == ["one", "one", "three", "three"]
-    assert said(actions) == "4 workers on one, three, without two"
-    assert [host for host, _ in told(actions, wire.Prepare)] == ["three"]
-    play.begin_attempt()
-    play.all_succeed()
-    play.gone("one", "three")
-    assert play.state is RunState.FINISHED
-
-
-def with_a_spare_host() -> Play:
-    """A run on one and two, with the host three that is not connected."""
-    play = Play(hosts=3, workers=4, orders=SPARE, failure_config=FailureConfig(on_slow="replace"))
-    play.hosts.remove("three")
-    return play.run()
-
-
-def test_a_spare_host_takes_the_place_of_a_slow_one_and_that_is_no_failure() -> None:
-    play = with_a_spare_host()
-    play.happens(CheckpointAvailable("/runs/run/checkpoint_000003"))
-    assert play.machine.spares_for("two") == ["three"]
-    actions = play.happens(HostSlow("two", "CPU"))
-    assert said(actions) == "two is slow (CPU); replaced by three at checkpoint_000003"
-    assert set(stops(actions)) == {"one", "two"}
-    play.raises(0, CONSEQUENCE)  # because another rank was stopped before it
-    actions = play.gone("one", "two")
-    assert [(a.failures, a.why) for a in actions if isinstance(a, AttemptEnded)] == [((), "two was slow: CPU")]
-    assert (said(actions), asked(actions)) == ("trying to reach three", ["three"])
-    actions = play.says("three", hello())
-    assert (places(play), said(actions)) == (["one", "one", "three", "three"], "4 workers on one, three, without two")
-    actions = play.reserve()
-    assert said(actions) == ""
-    assert {spec["checkpoint"] for _, start in told(actions, wire.Start) for spec in start.ranks} == {
-        "/runs/run/checkpoint_000003"
-    }
-    play.enter()
-    assert play.machine.spares_for("three") == []  # two is slow
-    assert play.happens(HostSlow("three", "CPU")) == []
-    play.raises(0)
-    play.gone("one", "three")
-    assert play.state is RunState.FAILED  # max_failures is 0
-
-
-def test_a_lost_host_is_waited_for_and_then_named() -> None:
-    play, _ = after_a_loss(wait_s=5.0)
-    tries = 0
-    while play.state is RunState.CONNECTING:
-        tries += 1
-        play.happens(HostLost("two", "no route"))
-        if play.state is RunState.CONNECTING:
-            play.now = play.machine.deadline() or 0.0
-            assert asked(play.happens(Tick())) == ["two"]
-    assert play.state is RunState.FAILED
-    assert tries == 3  # at 0, 2 and 4 seconds
-    assert str(play.machine.problem) == (
-        "two: silent\n    tried again: no route\n"
-        "two did not come back within 5 s (FailureConfig.host_wait_s), and the other hosts have 2 slots for 4 workers. "
-        "Repair two, or give the run spare slots or num_workers=(min, max)"
-    )
-    assert play.machine.earlier_attempts == deque(["attempt 0 before: ranks 2, 3 on two were lost: silent"])
 
 
 # -- several things at once ------------------------------------------------------------------------------------------
@@ -646,20 +454,7 @@ def test_a_host_whose_ranks_have_returned_is_missed_if_its_checkpoints_are_not_c
     assert "ranks 2, 3 on two were lost: cut" in said(actions)
 
 
-def test_each_lost_host_is_told_with_its_own_ranks_and_reason() -> None:
-    play = Play(hosts=3, workers=6, failure_config=FailureConfig(max_failures=1, host_wait_s=30.0)).run()
-    play.happens(HostLost("two", "cut"))
-    play.happens(HostLost("three", "power"))
-    told_of = said(play.gone("one"))
-    assert "ranks 2, 3 on two were lost: cut; ranks 4, 5 on three were lost: power" in told_of
-
-
 # -- as many workers as there are slots ------------------------------------------------------------------------------
-
-
-def test_of_min_and_max_the_most_that_there_are_slots_for_start() -> None:
-    assert places(Play(hosts=2, **elastic(1, 9)).run()) == ["one", "one", "two", "two"]
-    assert places(Play(hosts=2, **elastic(1, 3)).run()) == ["one", "one", "two"]
 
 
 def test_a_run_does_not_wait_long_for_a_host_that_it_can_do_without() -> None:
@@ -721,39 +516,6 @@ def test_ranks_meet_where_all_reach_the_first_host(
     assert where(started) == [meet] * 2
 
 
-def test_the_users_own_address_and_port_are_taken() -> None:
-    first, second = {"network": "a", "address": "10.0.0.1"}, {"network": "b", "address": "10.0.0.2"}
-    wanted = {"MASTER_ADDR": "192.168.0.1", "MASTER_PORT": "29500"}
-    _, (_, started) = meeting(first, second, environment=wanted)
-    assert where(started) == [("192.168.0.1", "192.168.0.1", None)] * 2
-    assert {message.ranks[0]["environment"]["MASTER_PORT"] for message in started.values()} == {"29500"}
-
-
-def test_ranks_of_several_machines_meet_over_the_interface_that_the_user_has_chosen() -> None:
-    """Each host takes the first one of the list that it has, also the one without ssh."""
-    first = {"network": "a", "address": "192.0.2.9", "eth0": "192.0.2.9", "ib1": "10.8.0.1"}
-    second = {"network": "b", "address": "10.0.0.2", "ib0": "10.8.0.2", "ib1": "10.9.0.2"}
-    hosts = {name: order(1, interface="ib0,ib1", is_local=name == "one") for name in ("one", "two")}
-    play = Play(hosts=2, orders=hosts)
-    [(_, asked)] = told([*play.says("one", hello(**first)), *play.says("two", hello(**second))], wire.ReservePorts)
-    started = dict(told(play.says("one", wire.RendezvousPorts(attempt=0, ports=[4000])), wire.Start))
-    assert asked.peer == ""
-    assert where(started) == [("10.8.0.1", "10.8.0.1", "ib1"), ("10.8.0.1", "10.8.0.1", "ib0")]
-    nccl = [message.ranks[0]["defaults"]["NCCL_SOCKET_IFNAME"] for message in started.values()]
-    assert nccl == ["=ib1", "=ib0"]
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1", "localhost"])
-def test_several_machines_cannot_meet_on_loopback(address: str) -> None:
-    first, second = {"network": "a", "address": "10.0.0.1"}, {"network": "b", "address": "10.0.0.2"}
-    play, (_, started) = meeting(first, second, environment={"MASTER_ADDR": address})
-    assert not started
-    assert play.state is RunState.FAILED
-    problem = str(play.machine.problem)
-    assert problem.startswith(f"one: rank 0 cannot be reached from two: {address} means another machine on each host")
-    assert "MASTER_ADDR" in problem
-
-
 def test_an_unknown_address_is_an_error_that_says_so() -> None:
     play, (_, started) = meeting({"network": "a"}, {"network": "b"})
     assert not started
@@ -782,14 +544,6 @@ def test_a_port_that_is_not_reserved_in_time_fails_the_run_with_that_reason() ->
     assert "could not be ended" not in str(play.machine.problem)
 
 
-def test_missing_resources_fail_the_run_before_anything_starts() -> None:
-    play = Play(scaling=ScalingConfig(num_workers=2, use_gpu=True))
-    assert play.says("one", hello(gpus=[{"name": "NVIDIA H100", "uuid": "GPU-0", "board": "GPU-0"}])) == []
-    assert play.state is RunState.FAILED
-    assert play.machine.resources_missing
-    assert "one has 1 GPU," in str(play.machine.problem)
-
-
 # -- illegal moves ---------------------------------------------------------------------------------------------------
 
 
@@ -806,31 +560,6 @@ def test_an_illegal_move_of_the_run_tells_the_story() -> None:
     play = Play().run()
     with pytest.raises(InvalidTransition, match=r"CONNECTING -> RESERVING(.|\n)*RUNNING -> WAITING"):
         play.machine._move(RunState.WAITING)
-
-
-class _Endpoints(BackendConfig):
-    """A framework whose ranks listen."""
-
-    has_endpoints = True
-
-    def environment(self, plan: WorldPlan, rank: RankPlan, endpoints: Sequence[str]) -> dict[str, str]:
-        return {"ENDPOINTS": " ".join(endpoints)}
-
-
-def test_every_rank_has_an_endpoint_on_its_own_host() -> None:
-    hosts = {"one": order(2, is_local=True), "two": order(1)}
-    play = Play(hosts=2, workers=3, orders=hosts, backend=_Endpoints())
-    play.says("one", hello(network="a"))
-    asked = told(play.says("two", hello(network="b", address="fd77::2")), wire.ReservePorts)
-    assert [(host, reserve.ports, reserve.peer) for host, reserve in asked] == [("one", 3, "fd77::2"), ("two", 1, "")]
-    assert (
-        told(play.says("one", wire.RendezvousPorts(attempt=0, ports=[4000, 4001, 4002], address="fd77::1")), wire.Start)
-        == []
-    )
-    started = dict(told(play.says("two", wire.RendezvousPorts(attempt=0, ports=[5000])), wire.Start))
-    ranks = [spec["environment"] for message in started.values() for spec in message.ranks]
-    assert {rank["ENDPOINTS"] for rank in ranks} == {"[fd77::1]:4001 [fd77::1]:4002 [fd77::2]:5000"}
-    assert {(rank["MASTER_ADDR"], rank["MASTER_PORT"]) for rank in ranks} == {("fd77::1", "4000")}
 
 
 # -- many hosts ------------------------------------------------------------------------------------------------------
@@ -941,28 +670,6 @@ def test_the_next_attempt_starts_at_a_checkpoint_that_was_being_committed() -> N
     assert said(play.reserve()).startswith("restart 1 of 1, from checkpoint_000003")
 
 
-def test_the_next_attempt_waits_five_minutes_for_an_upload() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=1)).run()
-    play.outstanding = Outstanding(uploading=True)
-    play.raises(1)
-    assert said(play.gone()) == "waiting for the checkpoint that is being stored"
-    play.tick()
-    assert (play.state, play.now) == (RunState.RESERVING, 400.0)
-
-
-def test_the_end_of_a_run_waits_for_an_upload_without_limit() -> None:
-    play = Play().run()
-    play.all_succeed()
-    play.outstanding = Outstanding(uploading=True)
-    assert said(play.gone()) == ""
-    assert said(play.tick()) == "waiting for the checkpoint that is being stored"
-    assert (play.state, play.machine.deadline()) == (RunState.SETTLING, None)
-    play.happens(StopRequested("SIGINT"))
-    assert play.machine.deadline() == play.now + GRACE_S
-    waiting(play)
-    assert play.state is RunState.FINISHED
-
-
 @pytest.mark.parametrize("work", ["committing", "uploading"])
 @pytest.mark.parametrize("is_repeated", [False, True])
 def test_a_run_whose_last_checkpoint_is_not_stored_has_not_finished(work: str, *, is_repeated: bool) -> None:
@@ -979,25 +686,3 @@ def test_a_run_whose_last_checkpoint_is_not_stored_has_not_finished(work: str, *
     else:
         waiting(play)
     assert play.state is (RunState.STOPPED if is_repeated or work == "uploading" else RunState.FINISHED)
-
-
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_a_rank_whose_last_checkpoint_is_lost_has_failed(restarts: int) -> None:
-    play = Play(failure_config=FailureConfig(max_failures=restarts)).run()
-    play.all_succeed()
-    play.outstanding = Outstanding(uploading=True, lost=(1, "checkpoint_000004 was only in memory"))
-    play.gone()
-    assert play.state is RunState.SETTLING  # perhaps an older one is being stored
-    play.outstanding = Outstanding(lost=(1, "checkpoint_000004 was only in memory"))
-    actions = play.happens(Tick())
-    if restarts:
-        assert said(actions) == "rank 1 on one was lost: checkpoint_000004 was only in memory"
-        assert play.state is RunState.RESERVING
-        play.outstanding = Outstanding()
-        play.begin_attempt()
-        play.all_succeed()
-        play.gone()
-        assert play.state is RunState.FINISHED
-    else:
-        assert play.state is RunState.FAILED
-        assert [failure.rank for failure in play.machine.failures] == [1]

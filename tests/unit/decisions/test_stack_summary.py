@@ -7,7 +7,6 @@ import pytest
 from distrain.api.backend import BackendConfig
 from distrain.system.stacks import (
     PHASES,
-    WHY_SILENT,
     last_words,
     location,
     native_reason,
@@ -59,23 +58,6 @@ def test_the_users_innermost_line_and_what_it_has_called() -> None:
 def test_wrappers_are_not_what_was_called(wrapper: str) -> None:
     frames = [(f"{TORCH}/x.py", 1, "deep"), (f"{TORCH}/x.py", 2, wrapper), ("/home/me/train.py", 3, "train")]
     assert location(stack(frames)) == "in deep at train.py:3"
-
-
-def test_a_librarys_handler_of_signals_was_not_called_by_the_line_that_it_interrupts() -> None:
-    """Lightning's handler of SIGTERM meets the other ranks in a broadcast."""
-    connector = "/opt/venv/lib/python3.11/site-packages/lightning/pytorch/trainer/connectors/signal_connector.py"
-    handler = [(connector, 106, "_sigterm_notifier_fn"), (connector, 36, "__call__")]
-    frames = [*ALL_REDUCE[:2], *handler, ("/home/me/train.py", 24, "load_batch")]
-    assert location(stack(frames)) == "in load_batch at train.py:24"
-
-
-def test_a_folder_of_the_user_whose_name_begins_like_ours_is_the_users() -> None:
-    frames = [
-        ("/work/distrain_jobs/train.py", 7, "train"),
-        ("/work/distrain/work/job.py", 90, "run"),
-        ("/work/distrain/worker/main.py", 80, "run_worker"),
-    ]
-    assert location(thread(frames)) == "in train at train.py:7"
 
 
 @pytest.mark.parametrize(
@@ -187,15 +169,6 @@ def test_ranks_at_the_same_place_are_one_line_most_ranks_first() -> None:
     assert summarize_stacks(stacks) == [
         "7 ranks (0-2, 4-7) in all_reduce at train.py:88",
         "rank 3 in split at tokenizer.py:12",
-    ]
-
-
-def test_who_did_not_answer_and_who_has_finished_come_last() -> None:
-    lines = summarize_stacks({2: stack(TOKENIZE)}, silent=[5, 4], finished=[0, 1, 3])
-    assert lines == [
-        "rank 2 in split at tokenizer.py:12",
-        f"2 ranks (4, 5) did not answer: {WHY_SILENT}",
-        "3 ranks (0, 1, 3) finished train_func",
     ]
 
 

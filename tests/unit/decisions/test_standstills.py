@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from distrain import wire
 from distrain.decisions.health.standstills import HANG_S, MUTE_S, Standstills
 
@@ -39,15 +37,6 @@ def test_ranks_wait_for_one_that_is_stuck() -> None:
     assert (hang.culprits, hang.since) == ([1], 0.0)
 
 
-def test_a_rank_that_works_is_waited_for_without_a_hang() -> None:
-    run = Run()
-    run.stand("023", "waits")
-    assert run.text(100.0) is None
-    run.stand("1", "stuck", "load (a.py:4)")
-    run.stand("1", "")
-    assert run.text(100.0) is None
-
-
 def test_ranks_that_wait_for_each_other_are_a_hang_only_if_nothing_arrives() -> None:
     run = Run()
     run.stand("0123", "waits")
@@ -80,11 +69,3 @@ def test_a_rank_that_says_nothing_is_asked_and_named_if_it_does_not_answer() -> 
     assert text.endswith("; ranks 0, 2, 3 wait for it in all_reduce (a.py:9)")
     run.stand("1", "")
     assert run.text(MUTE_S) is None
-
-
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_ranks_that_have_not_begun_are_no_hang(ranks: int) -> None:
-    standstills = Standstills(ranks={0}, expected=ranks)
-    standstills.heard(wire.Standstill(attempt=0, rank=0, state="blocked", place=WAITS, seconds=3.0), 3.0)
-    assert standstills.deadline() is None
-    assert standstills.hang(100.0) is None

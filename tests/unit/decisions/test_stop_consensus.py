@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distrain import wire
-from distrain.decisions.stop_consensus import VOTE_TIMEOUT_S, StopConsensus
+from distrain.decisions.stop_consensus import StopConsensus
 
 
 def votes(*callers: int, asked: bool = True) -> StopConsensus:
@@ -29,18 +29,7 @@ def go_on(call: int, *ranks: int) -> list[wire.StopDecision]:
     return [wire.StopDecision(attempt=0, rank=rank, call=call) for rank in ranks]
 
 
-# -- who is asked ----------------------------------------------------------------------------------------------------
-
-
 # -- all come to their votes -----------------------------------------------------------------------------------------
-
-
-def test_the_highest_call_is_where_all_stop() -> None:
-    made = votes(0, 1, 2)
-    assert made.vote(1, 7, 0.0) == []
-    assert made.vote(0, 8, 0.0) == []
-    assert made.vote(2, 7, 0.0) == stop(8, 0, 1, 2)
-    assert made.deadline is None
 
 
 def test_the_decision_stays() -> None:
@@ -53,16 +42,6 @@ def test_the_decision_stays() -> None:
 
 
 # -- some do not come ------------------------------------------------------------------------------------------------
-
-
-def test_who_waits_is_sent_on_when_the_others_do_not_come() -> None:
-    made = votes(0, 1, 2)
-    assert made.vote(0, 7, 10.0) == []
-    assert made.vote(1, 6, 10.5) == []
-    assert made.deadline == 10.0 + VOTE_TIMEOUT_S
-    assert made.tick(10.0 + VOTE_TIMEOUT_S / 2) == []
-    assert made.tick(10.0 + VOTE_TIMEOUT_S) == go_on(8, 0, 1)
-    assert made.deadline is None
 
 
 @dataclass
