@@ -26,9 +26,7 @@ def loop() -> Iterator[Loop]:
 def start(loop: Loop, script: str, ended: dict[str, str], *, number: int = 0) -> AgentLink:
     """Start a shell in place of an agent. Its end is noted in ``ended``."""
     transport = CommandTransport(host=HostSpec(name=f"host{number}", address="host"), template=("far",), ships=False)
-    callbacks = LinkCallbacks(
-        on_end=lambda link, why: ended.setdefault(link.name, why),
-    )
+    callbacks = LinkCallbacks(on_end=lambda link, why: ended.setdefault(link.name, why))
     return AgentLink(loop, transport, ["sh", "-c", script], callbacks)
 
 

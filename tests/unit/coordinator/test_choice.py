@@ -38,12 +38,6 @@ def test_a_hostfile_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         names(ScalingConfig(hostfile=tmp_path / "bad"))
 
 
-def test_arguments_for_ssh_are_a_list_or_a_line() -> None:
-    assert ssh_args_of(ScalingConfig(ssh_args="-F 'my config'"), {}) == ("-F", "my config")
-    assert ssh_args_of(ScalingConfig(ssh_args=["-F", "my config"]), {"DISTRAIN_SSH_ARGS": "-v"}) == ("-F", "my config")
-    assert ssh_args_of(ScalingConfig(), {"DISTRAIN_SSH_ARGS": "-F 'my config'"}) == ("-F", "my config")
-
-
 def test_arguments_for_ssh_with_an_open_quote_are_refused_by_name() -> None:
     with pytest.raises(HostfileError, match=r"^DISTRAIN_SSH_ARGS: .*my key.*: no closing quotation$"):
         ssh_args_of(ScalingConfig(), {"DISTRAIN_SSH_ARGS": '-i "my key'})

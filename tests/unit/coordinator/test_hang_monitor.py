@@ -9,7 +9,6 @@ import pytest
 
 from distrain import wire
 from distrain.api.config import FailureConfig
-from distrain.api.observer import HangBegan
 from distrain.coordinator import hang_monitor
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.decisions.health.standstills import HANG_S, MUTE_S
@@ -150,25 +149,6 @@ def deadlock(run: Run, *, reaches: int = 1) -> None:
         run.record(rank, 2)
     run.answer(0, 2, 3)
     run.fire("records")
-
-
-def test_an_attempt_ends_if_ranks_can_only_wait_for_one_that_has_finished(run: Run) -> None:
-    deadlock(run)
-    [began] = run.told
-    assert isinstance(began, HangBegan)
-    assert began.culprits == [1]
-    assert began.text.startswith(
-        "rank 1 has finished train_func without all_reduce #2 (3, float32) of the default group"
-    )
-    run.fire("records")
-    run.fire("records")
-    run.answer(0, 2, 3)
-    [hang] = run.ended
-    assert hang.suspects == (1,)
-    assert hang.deadlock.startswith(
-        "ranks 0, 2, 3 can only wait for rank 1, which finished train_func, so the attempt ends"
-    )
-    assert "hang_timeout_s=None" in hang.deadlock
 
 
 @pytest.mark.parametrize("changes", ["moves", "another collective", "over"])

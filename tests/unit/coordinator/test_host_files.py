@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from distrain.transfer.project.project import Project
 from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 RUN = "/storage/run"
 QUESTION = wire.SetUpHost(files=[], folders=[], place="run", storage=RUN, probe_file="p", nonce="n")
@@ -144,19 +143,8 @@ def lab() -> Lab:
     return Lab(Shipping(question=QUESTION, project=PROJECT, takes_project=("a", "b")))
 
 
-@pytest.fixture
-def lines() -> Iterator[list[str]]:
-    """The lines that the user reads."""
-    records: list[str] = []
-
-    class Noted(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            records.append(record.getMessage())
-
-    handler = Noted()
-    logging.getLogger("distrain").addHandler(handler)
-    yield records
-    logging.getLogger("distrain").removeHandler(handler)
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line.removeprefix("distrain: ") for line in capsys.readouterr().err.splitlines()]
 
 
 # -- setting up ------------------------------------------------------------------------------------------------------
@@ -181,19 +169,15 @@ def test_a_host_that_joins_while_the_project_is_searched_is_asked_afterwards(lab
     assert not lab.files.is_busy([])
 
 
-def test_what_a_host_lacks_is_copied_there(lab: Lab, lines: list[str]) -> None:
+def test_what_a_host_lacks_is_copied_there(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     lab.set_up("a")
     lab.answer("a", wanted="/cache/projects/d1", checkpoints="/cache/run")
     assert lab.orders("a") == [
         wire.Deliver(
-            folder="/cache/projects/d1",
-            root="/",
-            files=[*PROJECT.files],
-            staging="/cache/run",
-            folders=["project"],
+            folder="/cache/projects/d1", root="/", files=[*PROJECT.files], staging="/cache/run", folders=["project"]
         )
     ]
-    assert lines == ["copying 2 files (30 B) of your code to a", "data.bin is not shipped"]
+    assert said(capsys) == ["copying 2 files (30 B) of your code to a", "data.bin is not shipped"]
     assert (lab.mover("a").argv, lab.mover("a").flags) == (("mover", '["ssh", "a"]'), ("-P",))
     assert len(lab.asked("a")) == 1
     lab.mover("a").answer(wire.OrderDone())
@@ -224,11 +208,13 @@ def test_a_project_that_changes_while_it_is_copied_is_copied_as_it_is_then(lab: 
     assert lab.orders("a")[-1].files == [*NEWER.files]
 
 
-def test_a_host_that_does_not_answer_is_announced_and_then_refused(lab: Lab, lines: list[str]) -> None:
+def test_a_host_that_does_not_answer_is_announced_and_then_refused(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
     lab.set_up("a")
     assert lab.loop.timers["set up a"][0] == 20
     lab.loop.fire("set up a")
-    assert lines == ["a has not answered for 20 s: does a file system hang there?"]
+    assert said(capsys) == ["a has not answered for 20 s: does a file system hang there?"]
     assert (lab.loop.timers["set up a"][0], lab.refused) == (280, [])
     lab.loop.fire("set up a")
     assert lab.refused == [("a", "it has not answered for 300 s, so a file system probably hangs there")]
@@ -237,12 +223,14 @@ def test_a_host_that_does_not_answer_is_announced_and_then_refused(lab: Lab, lin
 # -- the next attempt ------------------------------------------------------------------------------------------------
 
 
-def test_if_the_project_cannot_be_found_the_next_attempt_has_the_former_one(lab: Lab, lines: list[str]) -> None:
+def test_if_the_project_cannot_be_found_the_next_attempt_has_the_former_one(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
     lab.set_up("a")
     lab.answer("a")
     lab.found = "the project has 3 GB to ship"
     lab.files.refresh(["a"])
-    assert lines == ["the hosts keep the code of the last attempt: the project has 3 GB to ship"]
+    assert said(capsys) == ["the hosts keep the code of the last attempt: the project has 3 GB to ship"]
     assert lab.asked("a")[-1].files == [*PROJECT.files]
     lab.answer("a")
     assert not lab.files.is_busy(["a"])
@@ -251,7 +239,7 @@ def test_if_the_project_cannot_be_found_the_next_attempt_has_the_former_one(lab:
 # -- the storage -----------------------------------------------------------------------------------------------------
 
 
-def test_hosts_that_do_not_see_the_storage_are_announced_once(lab: Lab, lines: list[str]) -> None:
+def test_hosts_that_do_not_see_the_storage_are_announced_once(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     lab.set_up(*HOSTS)
     lab.answer("a", storage_problem="is not there", checkpoints="/cache/a/checkpoints")
     lab.answer("b")
@@ -260,13 +248,13 @@ def test_hosts_that_do_not_see_the_storage_are_announced_once(lab: Lab, lines: l
     assert lab.files.checkpoints_on("a") == "/cache/a/checkpoints"
     for _ in range(2):
         lab.files.announce(HOSTS)
-    [line] = lines
+    [line] = said(capsys)
     assert line.startswith("a, c do not see the run directory, which is not there; their checkpoints come here")
     lab.files.lost("a")
     lab.set_up("a")
     lab.answer("a", storage_problem="is not there")
     lab.files.announce(HOSTS)
-    assert len(lines) == 1
+    assert not said(capsys)
 
 
 # -- movers ----------------------------------------------------------------------------------------------------------
@@ -321,5 +309,5 @@ def test_files_that_a_lost_host_has_kept_are_named(capsys: pytest.CaptureFixture
     lab.answer("c", storage_problem="is not there", trial_dir="/cache/c/files")  # it is back
     capsys.readouterr()
     lab.files.warn_of_lost(["a", "b", "c"])
-    [line] = capsys.readouterr().err.splitlines()
+    [line] = said(capsys)
     assert "files written by ranks are still on b, in /cache/b/files: the host is lost" in line

@@ -40,11 +40,7 @@ class Launch:
         self.timers: dict[str, Callable[[], None]] = {}
         loop: Any = SimpleNamespace(call_in=self._call_in)
         self.checks = LaunchChecks(
-            loop,
-            self.request,
-            Background(None, "files"),
-            send=self._send,
-            report=self.found.append,
+            loop, self.request, Background(None, "files"), send=self._send, report=self.found.append
         )
 
     def _send(self, host: str, message: wire.Message) -> None:

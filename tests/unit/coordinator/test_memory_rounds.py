@@ -292,31 +292,3 @@ def test_a_round_that_is_given_up_while_it_is_stored_is_never_used(
 
 
 # -- the end of a run ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stage", ["uploading", "copied", "not even begun"])
-def test_a_host_that_is_lost_at_the_end_costs_its_work_unless_there_is_a_copy(tmp_path: Path, stage: str) -> None:
-    run = Run(tmp_path, "a", "b")
-    name = run.commit(1)
-    if stage == "copied":
-        run.copied(name)
-        (copy := tmp_path / "copies_a" / "rank_1").mkdir(parents=True)
-        (copy / "file_1").write_text("1")
-    if stage != "not even begun":
-        run.memory.store_last()
-        run.orders = [(host, order) for host, order in run.orders if host == "a"]
-    run.memory.lost("b")
-    run.memory.store_last()
-    run.upload_all()
-    assert not run.memory.is_storing
-    latest = run.store.latest
-    if stage == "copied":
-        assert latest is not None
-        assert not latest.is_in_memory
-        assert run.memory.lost_work is None
-    else:
-        assert latest is None
-        assert run.memory.lost_work == (1, f"{name} was only in memory, and no host has intact files of rank 1")
-        run.memory.begin(1, ["a"], run.chosen.append)
-        assert run.memory.lost_work is None
-    run.store.close()

@@ -111,7 +111,6 @@ def test_the_config_is_kept_as_json_without_secrets_and_never_fails() -> None:
         ("/home/me/my train (2).py", "my-train-2"),
         ("pkg/__main__.py", "pkg"),
         ("package.train", "train"),
-        ("....py", "distrain"),
         ("ä.py", "distrain"),
         ("x" * 300 + ".py", "x" * 60),
     ],

@@ -29,11 +29,9 @@ def slots(**variables: str) -> list[int | None]:
     [
         ({"SLURM_TASKS_PER_NODE": "2(x3)"}, [2, 2, 2]),
         ({"SLURM_TASKS_PER_NODE": "4,2(x2)"}, [4, 2, 2]),
-        ({"SLURM_TASKS_PER_NODE": "1(x3)"}, [1, 1, 1]),
         ({"SLURM_TASKS_PER_NODE": "1(x3)", "SLURM_GPUS_PER_NODE": "a100:8"}, [8, 8, 8]),
         ({"SLURM_TASKS_PER_NODE": "1(x3)", "SLURM_GPUS_ON_NODE": "4"}, [4, 4, 4]),
         ({"SLURM_TASKS_PER_NODE": "2(x3)", "SLURM_GPUS_ON_NODE": "4"}, [2, 2, 2]),
-        ({"SLURM_TASKS_PER_NODE": "1(x3)", "SLURM_GPUS_ON_NODE": "1"}, [1, 1, 1]),
     ],
 )
 def test_slots_are_the_tasks_or_with_one_task_per_node_its_gpus(variables: dict[str, str], expected: list[int]) -> None:

@@ -90,10 +90,3 @@ def test_a_rank_on_a_good_host_is_slow_by_its_code(capsys: pytest.CaptureFixture
     assert good in capsys.readouterr().err
     run.observers.tell(COMMITTED)
     assert (run.confirmed, run.replaced) == ([], [])
-
-
-@pytest.mark.parametrize("hosts", [("alpha", "beta"), ("beta", "beta", "beta")])
-def test_nobody_is_measured_where_nobody_can_tell_who_is_slow(hosts: tuple[str, ...]) -> None:
-    run = Run("replace", *hosts)
-    run.becomes_slow(1)
-    assert run.asked == []

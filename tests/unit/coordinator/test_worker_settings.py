@@ -47,12 +47,6 @@ def test_where_the_ranks_meet_goes_along_if_the_user_names_it(host: HostSpec) ->
     }
 
 
-@pytest.mark.parametrize("host", [HostSpec(), FAR])
-def test_a_fit_in_a_worker_does_not_meet_where_the_worker_has_met_others(host: HostSpec) -> None:
-    own = {"MASTER_PORT": "29511", "DISTRAIN_ENV": "MASTER_*,X", "X": "1", "TORCHELASTIC_RUN_ID": "id"}
-    assert "MASTER_PORT" not in settings_of(host, own=own).environment
-
-
 @pytest.mark.parametrize("host", [HostSpec(gpus=("2",)), replace(FAR, gpus=("2",))])
 def test_the_gpus_of_a_host_go_before_those_for_all(host: HostSpec) -> None:
     """The agent is started with them; no later value may replace them."""

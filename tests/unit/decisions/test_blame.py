@@ -145,8 +145,6 @@ def test_the_text_of_a_common_error_ends_with_its_cure(error: Exception, advice:
         (signal.SIGKILL, ["SIGKILL (9)", "out of memory"]),
         (signal.SIGSEGV, ["SIGSEGV (11)", "native code"]),
         (signal.SIGBUS, ["SIGBUS", "/dev/shm"]),
-        (signal.SIGABRT, ["SIGABRT (6)"]),
-        (signal.SIGTERM, ["SIGTERM (15)"]),
         (signal.SIGRTMIN + 5, ["signal 39"]),
     ],
 )
@@ -166,9 +164,7 @@ TIMED_OUT = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, Op
         (signal.SIGABRT, "NCCL error: remote process exited or there was a network error, NCCL version 2.27.3", True),
         (signal.SIGABRT, "the JAX distributed service detected fatal errors", True),
         (signal.SIGABRT, "Observed flight recorder dump signal from another rank via TCPStore.", True),
-        (signal.SIGABRT, "ProcessGroupNCCL watchdog hang.", False),
         (signal.SIGABRT, "NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)", False),
-        (signal.SIGABRT, "std::bad_alloc", False),
         (signal.SIGABRT, "", False),
         (signal.SIGKILL, TIMED_OUT, False),
     ],
@@ -199,7 +195,6 @@ LATE = {"summary": "TimeoutError: timed out waiting for the data server"}
     ("first", "second", "culprits", "victims"),
     [
         (RESET, GLOO, [1], [2]),
-        (GLOO, RESET, [2], [1]),
         ({}, RESET, [1], [2]),
         (RESET, {}, [1, 2], []),
         (RESET, KILLED, [2], [1]),

@@ -77,12 +77,7 @@ def stored(
 
 
 def bring(
-    assembly: CheckpointAssembly,
-    rank: int,
-    ordinal: int,
-    *files: str,
-    now: float = 0.0,
-    **metrics: Any,
+    assembly: CheckpointAssembly, rank: int, ordinal: int, *files: str, now: float = 0.0, **metrics: Any
 ) -> list[Action]:
     """report() with a checkpoint."""
     return reported(assembly, rank, ordinal, metrics, files, now)
@@ -133,15 +128,6 @@ def test_a_single_rank_is_granted_and_committed_at_once() -> None:
 # -- files that are in place already ---------------------------------------------------------------------------------
 
 
-def test_files_in_place_are_listed_when_all_ranks_have_reported() -> None:
-    """By the host of the lowest rank, for all."""
-    assembly = assembly_of(3)
-    assert reported(assembly, 0, 1, {}, (), 0.0, in_place="/run/a") == []
-    assert reported(assembly, 2, 1, {}, (), 0.0, in_place="/run/a") == []
-    assert note(assembly, 1, 1) == [RequestFiles(0, 1, ())]
-    assert owners(the_commit(deliver(assembly, 0, 1, "a", "b"))) == {"a": 0, "b": 0}
-
-
 @pytest.mark.parametrize(("other", "named"), [("/run/b", "/run/b"), ("", "files to copy")])
 def test_a_checkpoint_whose_ranks_name_different_directories_is_dropped(other: str, named: str) -> None:
     assembly = assembly_of(2)
@@ -158,16 +144,6 @@ def test_a_checkpoint_whose_ranks_name_different_directories_is_dropped(other: s
 
 
 # -- rank 0 only -----------------------------------------------------------------------------------------------------
-
-
-def test_rank_0_only_loses_no_checkpoint() -> None:
-    assembly, committed = assembly_of(3), []
-    for ordinal in (1, 2, 3):
-        committed += only(Commit, bring(assembly, 0, ordinal, "model", now=ordinal))
-        committed += only(Commit, deliver(assembly, 0, ordinal, "model", now=ordinal))
-    for rank in range(3):
-        committed += only(Commit, assembly.finished(rank, 4.0))
-    assert [commit.ordinal for commit in committed] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("silent_before", [False, True])
@@ -314,17 +290,6 @@ def test_ranks_that_name_a_checkpoint_differently_are_told_so() -> None:
 # -- what is still being stored when a rank fails ----------------------------------------------------------------------
 
 
-def test_a_checkpoint_needs_nothing_more_from_a_rank_that_has_delivered() -> None:
-    assembly = assembly_of(3)
-    for rank in range(3):
-        bring(assembly, rank, 1, f"shard-{rank}")
-    assert assembly.storing({1}, ()) == frozenset(), "rank 1 has not stored its own part"
-    deliver(assembly, 1, 1, "shard-1")
-    assert assembly.storing({1}, ()) == {(0, 1), (2, 1)}
-    stored(assembly, 2, 1, [], [], 0.0, "disk full")
-    assert assembly.storing({1}, ()) == frozenset(), "it will be dropped"
-
-
 # -- ranks that show no sign -----------------------------------------------------------------------------------------
 
 
@@ -346,17 +311,6 @@ def test_a_silent_rank_is_written_off_in_time_with_one_notice_and_refused_later(
 
 
 # -- metrics and contents --------------------------------------------------------------------------------------------
-
-
-def test_different_contents_give_one_notice() -> None:
-    assembly, said = assembly_of(2), []
-    for ordinal in (1, 2):
-        for rank in (0, 1):
-            bring(assembly, rank, ordinal, "model")
-        deliver(assembly, 0, ordinal, "model", crc=1)
-        said += only(ShowLine, deliver(assembly, 1, ordinal, skipped=["model"], crc=2))
-    [notice] = said
-    assert "'model'" in notice.text
 
 
 @pytest.mark.parametrize(("path", "notices"), [("dict.pkl", 0), ("best/model.keras", 0), ("keras", 1)])

@@ -35,12 +35,12 @@ OWN = {"torch": "2.13.0", "cloudpickle": "3.1.2"}
 PROBED = wire.HostProbed(nonce="nonce", versions=OWN)
 
 
-# -- versions --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("python", ["3.11.7", "3.11.0", "3.11.9+", "3.11.0rc1"])
 def test_another_patch_of_the_same_python_is_welcome(python: str) -> None:
     assert refusal(HELLO, python) is None
+
+
+# -- versions --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("python", ["3.10.7", "3.1.1", "4.11.7"])
@@ -96,11 +96,6 @@ def test_a_disk_that_is_nearly_full_is_a_warning(free_bytes: int, texts: list[st
     found = disk_findings("alpha", free_bytes)
     assert [one.text[:20] for one in found] == texts
     assert not any(one.is_fatal for one in found)
-
-
-@pytest.mark.parametrize(("ahead_s", "uncertain_s"), [(0.9, 0.0), (-1.0, 0.0), (3.0, 2.5), (0.0, 60.0)])
-def test_a_clock_may_be_a_little_wrong(ahead_s: float, uncertain_s: float) -> None:
-    assert not clock_findings("alpha", ahead_s, uncertain_s)
 
 
 @pytest.mark.parametrize(("ahead_s", "words"), [(7.04, "7.0 s ahead of"), (-3600.0, "3600.0 s behind")])

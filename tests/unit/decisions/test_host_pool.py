@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from distrain.api.config import ScalingConfig
 from distrain.decisions.host_pool import (
-    FIRST_AT_ONCE,
     HOST_ANSWER_TIMEOUT_S,
-    MOST_AT_ONCE,
     RECONNECT_INTERVAL_S,
     HostPool,
     Readiness,
@@ -29,19 +27,6 @@ def answer(pool: HostPool, *hosts: str) -> None:
 
 def names(numbers: range) -> list[str]:
     return [f"h{number}" for number in numbers]
-
-
-def test_connections_are_opened_some_at_once_and_more_when_hosts_answer() -> None:
-    pool, waiting, rounds = pool_of(1000, 1000), [], []
-    while chosen := pool.hosts_to_connect(START):
-        rounds.append(len(chosen))
-        waiting += chosen
-        answer(pool, *waiting)
-        waiting.clear()
-    assert rounds[0] == FIRST_AT_ONCE
-    assert max(rounds) == MOST_AT_ONCE
-    assert sum(rounds) == 1000
-    assert pool.readiness(START) is Readiness.READY
 
 
 def test_a_host_that_sshd_turns_away_is_tried_later_with_fewer_at_once() -> None:

