@@ -82,7 +82,6 @@ class Lab:
 
     def __init__(self, shipping: Shipping) -> None:
         self.found: Project | str = PROJECT
-        self.searches = 0
         self.loop = Timers()
         self.sent: list[tuple[str, wire.Message]] = []
         self.received: list[tuple[str, wire.Message]] = []
@@ -101,7 +100,6 @@ class Lab:
         )
 
     def find(self) -> Project:
-        self.searches += 1
         if isinstance(self.found, str):
             raise LaunchError(self.found)
         return self.found
@@ -264,10 +262,6 @@ def upload(rank: int = 0) -> wire.Upload:
     return wire.Upload(attempt=0, rank=rank, ordinal=1, source="/s", files=["f"], others=[], directory="/d")
 
 
-def copied(rank: int = 0) -> wire.FilesCopied:
-    return wire.FilesCopied(attempt=0, rank=rank, ordinal=1, files=[("f", 1, 2)], skipped=[])
-
-
 def test_answers_of_the_mover_of_a_lost_host_are_ignored(lab: Lab) -> None:
     lab.set_up("a")
     lab.answer("a", wanted="/w")
@@ -276,7 +270,7 @@ def test_answers_of_the_mover_of_a_lost_host_are_ignored(lab: Lab) -> None:
     lab.set_up("a")
     before = list(lab.sent)
     former.answer(wire.OrderDone())
-    former.answer(copied())
+    former.answer(wire.FilesCopied(attempt=0, rank=0, ordinal=1, files=[("f", 1, 2)], skipped=[]))
     assert lab.sent == before
     assert not lab.received
     lab.answer("a", wanted="/w")

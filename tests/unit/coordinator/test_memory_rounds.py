@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     from distrain.storage.records import CommittedCheckpoint
 
 
-def plan_of(*hosts: str) -> WorldPlan:
-    ranks = (
-        RankPlan(rank=rank, host=host, local_rank=0, local_world_size=1, node_rank=rank)
-        for rank, host in enumerate(hosts)
-    )
-    return WorldPlan(ranks=tuple(ranks))
-
-
 class Run:
     """A run with one rank on each host."""
 
@@ -39,8 +31,10 @@ class Run:
         self.orders: list[tuple[str, wire.Upload]] = []
         self.chosen: list[CommittedCheckpoint | None] = []
         self.store = LocalStore(folder / "run")
-        self.store.metadata = {"experiment": 1}
-        plan = plan_of(*hosts)
+        plans = (
+            RankPlan(rank=n, host=host, local_rank=0, local_world_size=1, node_rank=n) for n, host in enumerate(hosts)
+        )
+        plan = WorldPlan(ranks=tuple(plans))
         self.memory = MemoryRounds(
             self.store,
             CheckpointConfig(**{"storage_every_s": 1000.0, **config}),
@@ -50,22 +44,12 @@ class Run:
             racks={},
             storage_of=lambda host: str(self.store.location),
             is_training=lambda: True,
-            on_change=self.note_change,
+            on_change=lambda: None,
         )
         self.memory.begin(0, hosts, self.chosen.append)
 
-    def note_change(self) -> None:
-        """Do nothing."""
-
     def commit(
-        self,
-        number: int,
-        name: str | None = None,
-        metrics: dict[str, Any] | None = None,
-        *,
-        keeps_start: bool = False,
-        silent: tuple[int, ...] = (),
-        step: int = 0,
+        self, number: int, name: str | None = None, metrics: dict[str, Any] | None = None, silent: tuple[int, ...] = ()
     ) -> str:
         reports, files = {}, []
         for rank in range(len(self.hosts)):
@@ -79,9 +63,9 @@ class Run:
             0,
             Commit(number, tuple(files), tuple(reports), metrics or {}, world_size=len(self.hosts), silent=silent),
             name=name,
-            step=step,
+            step=0,
             validation={},
-            to_memory=lambda new: self.memory.publish(reports, new, keeps_start=keeps_start),
+            to_memory=lambda new: self.memory.publish(reports, new, keeps_start=False),
             then=lambda new: (self.sent.append(("rank", new)), saved.append(new)),  # type: ignore[arg-type]
         )
         assert saved[0].is_in_memory

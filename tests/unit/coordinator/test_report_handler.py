@@ -28,10 +28,10 @@ class NoValidations:
         return False
 
 
-def handler_of(
-    store: LocalStore, sent: list[Any], world_size: int, *, missing_rank_s: float = 60.0, running: int | None = None
-) -> ReportHandler:
-    """``running``: how many of the ranks have entered train_func; None for all."""
+def handler_of(store: LocalStore, sent: list[Any], missing_rank_s: float = 60.0) -> ReportHandler:
+    """Return the handler of two ranks, which have entered train_func."""
+    plans = (RankPlan(rank=rank, host="a", local_rank=rank, local_world_size=2, node_rank=0) for rank in range(2))
+    plan = WorldPlan(ranks=tuple(plans))
     observers = Observers(RunStatus("/runs/run", started=0.0))
     handler = ReportHandler(
         store,
@@ -46,45 +46,32 @@ def handler_of(
             CheckpointConfig(),
             send=lambda host, message: sent.append(message),
             upload=lambda host, order: None,
-            plan=lambda: WorldPlan(
-                ranks=tuple(RankPlan(rank=r, host="a", local_rank=r, local_world_size=2, node_rank=0) for r in range(2))
-            ),
+            plan=lambda: plan,
             racks={},
             storage_of=lambda host: "",
             is_training=lambda: True,
             on_change=lambda: None,
         ),
     )
-    observers.tell(AttemptBegan(0, ["localhost"] * world_size, 0.0))
-    handler.begin(0, world_size)
-    for rank in range(world_size if running is None else running):
+    observers.tell(AttemptBegan(0, ["localhost"] * 2, 0.0))
+    handler.begin(0, 2)
+    for rank in range(2):
         handler.handle(wire.Running(attempt=0, rank=rank))
     return handler
 
 
 def report(handler: ReportHandler, rank: int, number: int, *files: str) -> None:
     """report() with the n-th checkpoint of the rank."""
-    handler.handle(
-        wire.Reported(
-            attempt=0,
-            rank=rank,
-            index=number,
-            time=0.0,
-            ordinal=number,
-            files=list(files),
-            body=b"{}",
-            folder="/source",
-        )
-    )
+    files_of = {"files": list(files), "folder": "/source"}
+    handler.handle(wire.Reported(attempt=0, rank=rank, index=number, ordinal=number, body=b"{}", **files_of))
 
 
-def store_files(handler: ReportHandler, order: wire.CopyFiles, failed: str | None = None) -> None:
+def store_files(handler: ReportHandler, order: wire.CopyFiles) -> None:
     """Do what the rank of this order does."""
     for file in order.files:
         Path(order.directory, file).write_bytes(b"x")
     files = [(file, 1, 0) for file in order.files]
-    rank, ordinal = order.rank, order.ordinal
-    handler.handle(wire.FilesCopied(attempt=0, rank=rank, ordinal=ordinal, files=files, skipped=[], failed=failed))
+    handler.handle(wire.FilesCopied(attempt=0, rank=order.rank, ordinal=order.ordinal, files=files, skipped=[]))
 
 
 @pytest.mark.parametrize("end", ["", "damaged", "refused"])
@@ -93,7 +80,7 @@ def test_a_checkpoint_that_one_rank_writes_to_memory_and_another_to_storage_is_s
     tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str, hashed_first: bool
 ) -> None:
     store, sent = LocalStore(tmp_path / "run"), []
-    handler = handler_of(store, sent, 2)
+    handler = handler_of(store, sent)
     report(handler, 0, 1, "shard-0")
     facts = {"shard-1": [1, 7]}
     in_memory = {"files": ["shard-1"], "folder": "/memory", "in_memory": True, "waits": False, "facts": facts}
@@ -132,7 +119,7 @@ def only(kind: type[Any], sent: list[Any]) -> list[Any]:
 def test_only_checkpoints_that_lack_files_of_a_slow_rank_are_given_up(tmp_path: Path, first: int) -> None:
     """It was not waited for. ``first``: its first report with a checkpoint."""
     store, sent = LocalStore(tmp_path / "run"), []
-    handler = handler_of(store, sent, 2, missing_rank_s=0.0)
+    handler = handler_of(store, sent, missing_rank_s=0.0)
     report(handler, 0, 1, "shard-0")
     store_files(handler, only(wire.CopyFiles, sent)[-1])
     handler.tick()

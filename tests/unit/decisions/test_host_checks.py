@@ -35,12 +35,12 @@ OWN = {"torch": "2.13.0", "cloudpickle": "3.1.2"}
 PROBED = wire.HostProbed(nonce="nonce", versions=OWN)
 
 
+# -- versions --------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("python", ["3.11.7", "3.11.0", "3.11.9+", "3.11.0rc1"])
 def test_another_patch_of_the_same_python_is_welcome(python: str) -> None:
     assert refusal(HELLO, python) is None
-
-
-# -- versions --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("python", ["3.10.7", "3.1.1", "4.11.7"])
@@ -116,12 +116,9 @@ def result(**failed: str) -> wire.HostProbed:
     return wire.HostProbed(nonce="nonce", failed_peers=failed)
 
 
-def connections(**addresses: str) -> HostChecks:
+def three() -> HostChecks:
+    addresses = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
     return HostChecks(dict.fromkeys(addresses, wire.ProbeHost(nonce="")), addresses, nonce="nonce")
-
-
-def three(**addresses: str) -> HostChecks:
-    return connections(**{"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3", **addresses})
 
 
 def questions(steps: Sequence[SendMessage | Finding]) -> dict[str, wire.ProbeHost]:
@@ -134,15 +131,10 @@ def found_in(steps: Sequence[SendMessage | Finding]) -> list[Finding]:
     return [step for step in steps if isinstance(step, Finding)]
 
 
-def all_open(checks: HostChecks) -> dict[str, wire.ProbeHost]:
-    assert checks.handle("a", opened(1)) == []
-    assert checks.handle("b", opened(2)) == []
-    return questions(checks.handle("c", opened(3)))
-
-
 def test_who_cannot_connect_to_whom_is_reported_once_for_each_host() -> None:
     checks = three()
-    all_open(checks)
+    for number, host in enumerate("abc", start=1):
+        checks.handle(host, opened(number))
     checks.handle("a", result(c="no answer within 4 s"))
     assert checks.handle("b", result(c="no answer within 4 s", a="Connection refused")) == []
     first, second = found_in(checks.handle("c", result()))

@@ -11,12 +11,9 @@ from distrain.decisions.retries import RetryPolicy
 from distrain.errors import RankFailure
 
 
-def retries(
-    *, entered: bool = True, checkpoint: str | None = None, is_script: bool = False, **config: Any
-) -> RetryPolicy:
+def retries(*, is_script: bool = False, **config: Any) -> RetryPolicy:
     made = RetryPolicy(FailureConfig(**config), is_script=is_script)
-    made.started_from = checkpoint
-    made.ever_entered = entered
+    made.ever_entered = True
     return made
 
 

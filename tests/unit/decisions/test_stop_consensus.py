@@ -13,35 +13,14 @@ from distrain import wire
 from distrain.decisions.stop_consensus import StopConsensus
 
 
-def votes(*callers: int, asked: bool = True) -> StopConsensus:
-    made = StopConsensus(0)
-    for rank in callers:
-        assert made.vote(rank, 0, 0.0) == []
-    assert not asked or made.request_stop() == go_on(0, *callers)
-    return made
-
-
-def stop(call: int, *ranks: int) -> list[wire.StopDecision]:
-    return [wire.StopDecision(attempt=0, rank=rank, call=call, final=True) for rank in ranks]
-
-
-def go_on(call: int, *ranks: int) -> list[wire.StopDecision]:
-    return [wire.StopDecision(attempt=0, rank=rank, call=call) for rank in ranks]
-
-
-# -- all come to their votes -----------------------------------------------------------------------------------------
-
-
 def test_the_decision_stays() -> None:
-    made = votes(0)
-    assert made.vote(0, 5, 0.0) == stop(5, 0)
-    assert made.vote(1, 0, 0.0) == go_on(0, 1)
-    assert made.vote(1, 1, 9.0) == stop(5, 1)
-    assert made.deadline is None
+    made = StopConsensus(0)
+    assert made.vote(0, 0, 0.0) == []
+    assert made.request_stop() == [wire.StopDecision(attempt=0, rank=0, call=0)]
+    assert made.vote(0, 5, 0.0) == [wire.StopDecision(attempt=0, rank=0, call=5, final=True)]
+    assert made.vote(1, 0, 0.0) == [wire.StopDecision(attempt=0, rank=1, call=0)]
+    assert made.vote(1, 1, 9.0) == [wire.StopDecision(attempt=0, rank=1, call=5, final=True)]
     assert made.tick(100.0) == []
-
-
-# -- some do not come ------------------------------------------------------------------------------------------------
 
 
 @dataclass
