@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.coordinator.connection.agent_link import AgentLink, LinkCallbacks, close_all
+from distrain.coordinator.connection.agent_link import AgentLink, LinkCallbacks
 from distrain.coordinator.connection.transport import CommandTransport
 from distrain.hosts.hostfile import HostSpec
 from distrain.system.loop import Loop
@@ -26,9 +26,7 @@ def loop() -> Iterator[Loop]:
 def start(loop: Loop, script: str, ended: dict[str, str], *, number: int = 0) -> AgentLink:
     """Start a shell in place of an agent. Its end is noted in ``ended``."""
     transport = CommandTransport(host=HostSpec(name=f"host{number}", address="host"), template=("far",), ships=False)
-    callbacks = LinkCallbacks(
-        on_end=lambda link, why: ended.setdefault(link.name, why),
-    )
+    callbacks = LinkCallbacks(on_end=lambda link, why: ended.setdefault(link.name, why))
     return AgentLink(loop, transport, ["sh", "-c", script], callbacks)
 
 
@@ -69,12 +67,3 @@ def test_the_end_of_the_process_is_described(loop: Loop, script: str, how: str) 
     assert ended["host0"].partition("last words:\n")[2].splitlines()[0] == "some words"
     assert "UserWarning" not in ended["host0"]
     links[0].dispose()
-
-
-def test_agents_that_end_when_they_are_told_to_are_clean(loop: Loop) -> None:
-    ended: dict[str, str] = {}
-    obedient = start(loop, "head -c 1 >/dev/null", ended, number=1)
-    lost = start(loop, "head -c 1 >/dev/null", ended, number=2)
-    lost.drop()
-    assert close_all([obedient, lost]) == {obedient}
-    assert not ended

@@ -9,7 +9,6 @@ import pytest
 
 from distrain.api.config import RunConfig, ScalingConfig
 from distrain.coordinator.connection.choice import hosts_of, ssh_args_of, transports_for
-from distrain.coordinator.connection.transport import LocalTransport
 from distrain.errors import HostfileError
 
 if TYPE_CHECKING:
@@ -18,14 +17,6 @@ if TYPE_CHECKING:
 
 def names(scaling: ScalingConfig, **environment: str) -> list[str]:
     return [host.name for host in hosts_of(scaling, environment)]
-
-
-def test_without_a_word_it_is_this_machine() -> None:
-    [host] = hosts_of(ScalingConfig(), {})
-    assert host.is_local
-    assert host.slots is None
-    [transport] = transports_for([host], ScalingConfig(), {}, RunConfig())
-    assert isinstance(transport, LocalTransport)
 
 
 def test_what_the_config_says_goes_before_the_environment(tmp_path: Path) -> None:
@@ -47,12 +38,6 @@ def test_a_hostfile_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         names(ScalingConfig(hostfile=tmp_path / "bad"))
 
 
-def test_arguments_for_ssh_are_a_list_or_a_line() -> None:
-    assert ssh_args_of(ScalingConfig(ssh_args="-F 'my config'"), {}) == ("-F", "my config")
-    assert ssh_args_of(ScalingConfig(ssh_args=["-F", "my config"]), {"DISTRAIN_SSH_ARGS": "-v"}) == ("-F", "my config")
-    assert ssh_args_of(ScalingConfig(), {"DISTRAIN_SSH_ARGS": "-F 'my config'"}) == ("-F", "my config")
-
-
 def test_arguments_for_ssh_with_an_open_quote_are_refused_by_name() -> None:
     with pytest.raises(HostfileError, match=r"^DISTRAIN_SSH_ARGS: .*my key.*: no closing quotation$"):
         ssh_args_of(ScalingConfig(), {"DISTRAIN_SSH_ARGS": '-i "my key'})
@@ -67,13 +52,6 @@ def reached(scaling: ScalingConfig, **environment: str) -> list[str]:
     """Return the first word of each command line, or the name of the transport of this machine."""
     transports = transports_for(hosts_of(scaling, environment), scaling, environment, RunConfig())
     return [one.program or "this machine" for one in transports]
-
-
-def test_only_localhost_needs_no_ssh() -> None:
-    scaling = ScalingConfig(hosts="localhost:2,far:1", ssh_args="-v")
-    local, far = transports_for(hosts_of(scaling, {}), scaling, {}, RunConfig())
-    assert local.argv(["x"]) == ["x"]
-    assert far.argv(["x"])[:3] == ["ssh", "-T", "-v"]
 
 
 def test_the_line_of_a_host_goes_before_the_config_and_that_before_the_environment(tmp_path: Path) -> None:
@@ -161,9 +139,3 @@ def test_variables_of_a_job_without_its_programs_mean_this_machine_and_a_line(
     assert not capsys.readouterr().err
     with pytest.raises(HostfileError, match=r"^SLURM_JOB_ID=7 is set, but there is no srun in PATH"):
         reached(ScalingConfig(transport="slurm"), **JOB)
-
-
-@pytest.mark.usefixtures("scontrol")
-def test_a_job_without_a_list_of_nodes_is_left_over(capsys: pytest.CaptureFixture[str]) -> None:
-    assert reached(ScalingConfig(), SLURM_JOB_ID="9", SLURM_PROCID="0") == ["this machine"]
-    assert "SLURM_JOB_NODELIST=: `scontrol show hostnames` finds no nodes" in capsys.readouterr().err

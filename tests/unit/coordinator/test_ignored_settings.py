@@ -60,11 +60,3 @@ def test_every_setting_is_honoured_or_named(config: type, launcher: OuterLaunche
         else:
             why = "train_func runs in this process" if launcher is None else "torchrun has started the ranks"
             assert line == f"{config.__name__}.{name}: no effect because {why}"
-
-
-def test_several_settings_are_one_line() -> None:
-    logging, failure = LoggingConfig(ranks=[0]), FailureConfig(max_failures=1, hang_timeout_s=60.0)
-    run = RunConfig(logging_config=logging, failure_config=failure)
-    names = "FailureConfig.max_failures, FailureConfig.hang_timeout_s, LoggingConfig.ranks"
-    line = describe_ignored_settings(ScalingConfig(), run, TORCHRUN)
-    assert line == f"{names}: no effect because torchrun has started the ranks"

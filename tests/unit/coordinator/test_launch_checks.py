@@ -16,7 +16,7 @@ from distrain.decisions.placement import make_plan
 from distrain.hosts.host import HostInfo
 from distrain.system.background import Background
 from tests.unit.decisions.test_host_checks import OWN, PROBED
-from tests.unit.decisions.test_run_machine import order, request
+from tests.unit.decisions.test_run_machine import request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,11 +40,7 @@ class Launch:
         self.timers: dict[str, Callable[[], None]] = {}
         loop: Any = SimpleNamespace(call_in=self._call_in)
         self.checks = LaunchChecks(
-            loop,
-            self.request,
-            Background(None, "files"),
-            send=self._send,
-            report=self.found.append,
+            loop, self.request, Background(None, "files"), send=self._send, report=self.found.append
         )
 
     def _send(self, host: str, message: wire.Message) -> None:
@@ -67,50 +63,6 @@ class Launch:
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_checks, "package_versions", lambda packages, path: OWN_VERSIONS)
     monkeypatch.setattr(launch_checks.uuid, "uuid4", lambda: SimpleNamespace(hex=NONCE))
-
-
-def test_hosts_of_two_networks_are_inspected_and_connect_to_each_other() -> None:
-    launch = Launch()
-    launch.checks.begin(launch.plan("a", "b"))
-    assert launch.sent == [("one", True), ("two", True)]
-    assert launch.checks.is_under_way
-
-
-def test_hosts_of_one_machine_meet_without_being_tried() -> None:
-    launch = Launch()
-    launch.checks.begin(launch.plan("same", "same"))
-    assert launch.sent == [("one", False), ("two", False)]
-
-
-def test_this_machine_alone_is_not_checked() -> None:
-    launch = Launch(hosts={name: order(1, is_local=True) for name in ("one", "two")})
-    launch.checks.begin(launch.plan("same", "same"))
-    assert launch.sent == []
-    assert not launch.checks.is_under_way
-
-
-def test_problems_are_reported() -> None:
-    launch = Launch()
-    launch.checks.begin(launch.plan("same", "same"))
-    launch.checks.handle("one", LACKING)
-    launch.checks.handle("two", replace(GOOD, versions={"cloudpickle": "3.0.0"}))
-    first, second = launch.found
-    assert (first.host, first.text[:36], first.is_fatal) == ("one", "its interpreter has no cloudpickle; ", True)
-    assert (second.host, second.text[:27], second.is_fatal) == ("two", "it has cloudpickle 3.0.0, t", False)
-    assert not launch.checks.is_under_way
-
-
-def test_hosts_that_were_checked_are_not_checked_again_unless_they_were_lost() -> None:
-    launch = Launch()
-    plan = launch.plan("same", "same")
-    launch.checks.begin(plan)
-    for host in ("one", "two"):
-        launch.checks.handle(host, GOOD)
-    launch.checks.begin(plan)
-    assert len(launch.sent) == 2
-    launch.checks.lost("one")
-    launch.checks.begin(plan)
-    assert len(launch.sent) == 4
 
 
 @pytest.mark.parametrize("checks_hosts", [False, True])

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain import ScalingConfig
 from distrain.coordinator.run.facts import RunFacts, without_secrets
 from distrain.coordinator.run.manifest import RunManifest
 from distrain.coordinator.store.local_store import LocalStore
-from distrain.decisions.placement import make_plan
-from distrain.hosts.host_info import host_info
-from distrain.storage.records import CommittedCheckpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,26 +77,3 @@ def test_what_looks_secret_is_not_kept(argv: str, kept: str) -> None:
 )
 def test_what_looks_secret_within_one_argument_is_not_kept(word: str, kept: str) -> None:
     assert without_secrets([word]) == [kept]
-
-
-def test_no_file_of_a_run_has_a_secret_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", "--api-key", "sk-1234", "--lr", "0.1"])
-    store = LocalStore(tmp_path / "run")
-    RunManifest(store, run_id="id", configs={}, facts=RunFacts("train.py", {})).write("running")
-    store.close()
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["argv"][1:] == ["--api-key", "***", "--lr", "0.1"]
-
-
-def test_an_attempt_begins_from_the_checkpoint_that_was_the_latest_when_its_workers_started(tmp_path: Path) -> None:
-    """A rank may have committed another one before the last rank begins."""
-    store = LocalStore(tmp_path / "run")
-    manifest = RunManifest(store, run_id="id", configs={}, facts=RunFacts("train.py", {}))
-    manifest.attempt_begins(1, make_plan([host_info(with_gpus=False)], ScalingConfig(), num_workers=1))
-    store.committed.append(CommittedCheckpoint(tmp_path / "run" / "checkpoint_000000", {}, index=0, step=4))
-    manifest.workers_start()
-    store.committed.append(CommittedCheckpoint(tmp_path / "run" / "checkpoint_000001", {}, index=1, step=8))
-    manifest.attempt_trains()
-    store.close()
-    [attempt] = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
-    assert (attempt["checkpoint"], attempt["first_step"]) == ("checkpoint_000000", 4)
-    assert attempt["training"] is not None

@@ -32,6 +32,9 @@ from distrain.decisions.run_status import RunStatus
 BEGAN = RunBegan("id", "run", "/runs/run", Path("/runs/run"), in_process=False)
 ATTEMPT = AttemptBegan(0, ["here"], 1.0)
 RESULT = Result(path="/runs/run", metrics={"loss": 0.5}, checkpoint=None)
+
+
+COMMITTED = Committed(0, "c", 0, 1, 10, 0.1, [0], {"loss": 1.0}, Checkpoint("/c"), 2.0)
 COMMITTED = Committed(0, "c", 0, 1, 10, 0.1, [0], {"loss": 1.0}, Checkpoint("/c"), 2.0)
 Shown = pytest.CaptureFixture[str]
 
@@ -246,43 +249,3 @@ def test_without_a_thread_nobody_waits_for_an_observer(monkeypatch: pytest.Monke
     assert time.monotonic() - began < 3.0
     assert recorder.story[-1] == ("end", RESULT, None)
     assert capsys.readouterr().err.count("is disabled: can't start new thread") == 2
-
-
-def test_an_observer_that_always_hears_something_is_idle_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Busy(Observer):
-        idled = 0
-
-        def idle(self) -> None:
-            self.idled += 1
-
-    monkeypatch.setattr(module, "_IDLE_S", 0.05)
-    busy = Busy()
-    observers = run_with(busy, monkeypatch=monkeypatch)
-    until = time.monotonic() + 10.0
-    while not busy.idled and time.monotonic() < until:
-        observers.tell(BEGAN)
-        time.sleep(0.002)
-    observers.end(ended())
-    assert busy.idled
-
-
-def test_callbacks_work_with_a_stream_that_cannot_be_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder()
-    observers = run_with(recorder, monkeypatch=monkeypatch)
-    monkeypatch.setattr("sys.stdout", object())
-    observers.tell(ReportsJoined([{}], None))
-    observers.end(ended())
-    assert [kind for kind, *_ in recorder.story] == ["report", "end"]
-
-
-def test_all_hear_of_the_end_even_if_one_of_them_raises() -> None:
-    class Raising(Keeping):
-        def hear(self, fact: Fact) -> None:
-            raise KeyboardInterrupt
-
-    later = Keeping()
-    later.may_go_on.set()
-    observers = Observers(RunStatus("/runs/run", started=0.0), [Raising(), later])
-    with pytest.raises(KeyboardInterrupt):
-        observers.end(ended())
-    assert later.heard == [ended()]

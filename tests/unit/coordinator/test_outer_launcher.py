@@ -8,11 +8,9 @@ import pytest
 
 from distrain import LaunchError, ScalingConfig
 from distrain.api.backend import BackendConfig
-from distrain.coordinator.ranks import joined
-from distrain.coordinator.ranks.outer_launcher import OuterLauncher, check_launcher, find_launcher, first_host
+from distrain.coordinator.ranks.outer_launcher import OuterLauncher, check_launcher, find_launcher
 from distrain.system import process
 from distrain.worker.job.job import FunctionWork, ScriptWork
-from tests.conftest import wait_until
 
 TORCHRUN = {
     "RANK": "5",
@@ -72,10 +70,7 @@ def facts(environment: dict[str, str]) -> list[Any]:
         (OPEN_MPI, ["mpirun", 1, 2, 1, 2, None, "127.0.0.1"]),
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "MASTER_ADDR": "a"}, ["mpirun", 1, 2, 1, 1, None, "a"]),
         (OPEN_MPI | SRUN, ["mpirun", 1, 2, 1, 2, None, "127.0.0.1"]),
-        (MPICH, ["mpirun", 1, 2, 1, 2, None, "127.0.0.1"]),
         (SRUN, ["srun", 6, 7, 0, 1, 3, "n2"]),
-        (SRUN | {"SLURM_NODEID": "0"}, ["srun", 6, 7, 0, 2, 0, "n2"]),
-        (SRUN | {"MASTER_ADDR": "10.0.0.1"}, ["srun", 6, 7, 0, 1, 3, "10.0.0.1"]),
         (SRUN | {"PMI_RANK": "6", "PMI_SIZE": "7"}, ["srun", 6, 7, 0, 1, 3, "n2"]),
         (SRUN | TORCHRUN, ["torchrun", 5, 8, 1, 4, 1, "alpha"]),
         (PYTORCH_JOB, ["another launcher", 1, 3, 0, 1, 1, "job-master-0"]),
@@ -103,10 +98,6 @@ def test_the_launcher_is_found(environment: dict[str, str], expected: list[Any])
 )
 def test_there_is_no_launcher(environment: dict[str, str]) -> None:
     assert find_launcher(environment) is None
-
-
-def test_a_torchrun_that_a_worker_of_distrain_has_started_is_a_launcher() -> None:
-    assert facts(TORCHRUN | {process.RUN_IDS: "outer:abc"})[0] == "torchrun"
 
 
 @pytest.mark.parametrize(
@@ -138,22 +129,6 @@ def test_two_jobs_have_different_ports_and_all_ranks_of_one_the_same(
     assert chosen.port == 4711
 
 
-@pytest.mark.parametrize(
-    ("hosts", "first"),
-    [("n1", "n1"), ("n[003-005,9],m1", "n003"), ("a,b[1-2]", "a"), ("r[1-2]n[3-4]", "r1n3"), ("n[2,4]-ib", "n2-ib")],
-)
-def test_the_first_of_slurms_hosts(hosts: str, first: str) -> None:
-    assert first_host(hosts) == first
-
-
-def test_frameworks_get_the_six_variables() -> None:
-    found = find_launcher(SRUN)
-    assert found is not None
-    names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    assert found.environment.keys() == names
-    assert (found.environment["RANK"], found.environment["LOCAL_WORLD_SIZE"]) == ("6", "1")
-
-
 # -- the workers that the user wants -----------------------------------------------------------------------------------
 
 
@@ -173,20 +148,11 @@ def _torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_torchrun")
-@pytest.mark.parametrize("workers", [0, 1, 8, (1, 8), (8, 16)])
-def test_its_processes_are_the_workers(workers: Any) -> None:
-    assert check(Gathers(), num_workers=workers) == find_launcher(TORCHRUN)
-
-
-@pytest.mark.usefixtures("_torchrun")
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"num_workers": 4}, "each of 8 processes that torchrun has started, but num_workers is 4. Leave num_workers"),
-        (
-            {"num_workers": 4},
-            "RANK=5, WORLD_SIZE=8, .* are left over: unset RANK WORLD_SIZE MASTER_ADDR",
-        ),
+        ({"num_workers": 4}, "RANK=5, WORLD_SIZE=8, .* are left over: unset RANK WORLD_SIZE MASTER_ADDR"),
         ({"num_workers": (2, 7)}, r"num_workers is \(2, 7\)"),
         ({"num_workers": 8, "hosts": "a:8"}, "leave hosts= and hostfile= out"),
     ],
@@ -202,20 +168,3 @@ def test_work_that_its_processes_cannot_share_is_refused() -> None:
         check(BackendConfig())
     with pytest.raises(LaunchError, match="of `distrain run`"):
         check_launcher(ScalingConfig(), ScriptWork(backend=Gathers(), path="train.py"))
-
-
-@pytest.mark.usefixtures("_torchrun")
-@pytest.mark.parametrize("silent_s", [0.01, 10.0])
-def test_a_long_wait_for_other_ranks_says_which_variables_began_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], silent_s: float
-) -> None:
-    class Waits(Gathers):
-        def setup(self, context: object) -> None:
-            wait_until(lambda: silent_s > 1 or capsys.readouterr().err.count("RANK=5, WORLD_SIZE=8") == 1)
-
-    monkeypatch.setattr(joined, "_SILENT_S", silent_s)
-    launcher = check(Waits())
-    assert launcher is not None
-    work = FunctionWork(function=print, config={}, backend=Waits())
-    joined.RankGroup(launcher, None, work, None).set_up()  # type: ignore[arg-type]
-    assert not capsys.readouterr().err

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import socket
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain import StorageError, wire
+from distrain import wire
 from distrain.coordinator.ranks import rank_channel
 from distrain.coordinator.ranks.handshake import HandshakeError, introduce
 from distrain.coordinator.ranks.rank_channel import Entrance, RankChannel, connect
@@ -61,20 +60,6 @@ def test_a_connection_that_is_no_other_rank_is_refused(entrance: Entrance, said:
         connection.close()
 
 
-def test_a_rank_that_pauses_within_its_number_is_welcome(entrance: Entrance) -> None:
-    first = connect("127.0.0.1", entrance.port, entrance.secret, 1)
-    with first, socket.create_connection(("127.0.0.1", entrance.port), timeout=60) as slow:
-        introduce(slow, entrance.secret)
-        slow.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        slow.sendall(b"\0\0")
-        time.sleep(0.05)
-        slow.sendall(b"\0\2")
-        connections = entrance.connections()
-    assert connections.keys() == {1, 2}
-    for connection in connections.values():
-        connection.close()
-
-
 def test_a_rank_that_does_not_come_is_named(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_channel, "_CONNECT_S", 0.01)
     with pytest.raises(rank_channel.LaunchError, match=r"ranks 1, 2 have not connected"):
@@ -89,27 +74,6 @@ def pair() -> Iterator[tuple[RankChannel, Channel]]:
     yield rank, server
     rank.close()
     server.close()
-
-
-def test_messages_before_a_failure_are_heard_first(pair: tuple[RankChannel, Channel]) -> None:
-    rank, server = pair
-    server.send(wire.CopyFiles(attempt=0, rank=1, ordinal=1, directory="", files=[]))
-    server.send(wire.RunFailed(attempt=0, rank=1, text="rank 2 has failed", culprit=2))
-    heard: list[str] = []
-    while len(heard) < 2:
-        heard += [frame.kind for frame in rank.wait()]
-    assert heard == ["CopyFiles", "RunFailed"]
-    with pytest.raises(WorkerGroupError, match="rank 2 has failed") as raised:
-        rank.wait()
-    assert raised.value.culprit == 2
-
-
-def test_a_storage_that_fails_is_an_error_of_its_own(pair: tuple[RankChannel, Channel]) -> None:
-    rank, server = pair
-    server.send(wire.RunFailed(attempt=0, rank=1, text="the disk is full"))
-    assert rank.wait()
-    with pytest.raises(StorageError, match="the disk is full"):
-        rank.receive()
 
 
 def test_the_end_of_rank_0_ends_every_wait(pair: tuple[RankChannel, Channel]) -> None:

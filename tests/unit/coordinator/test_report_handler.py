@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,8 @@ from distrain.coordinator.memory_rounds import MemoryRounds
 from distrain.coordinator.observers import Observers
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.store.local_store import LocalStore
-from distrain.decisions.checkpoint_assembly import HEAD_START_S
 from distrain.decisions.run_status import RunStatus
 from distrain.hosts.world import RankPlan, WorldPlan
-from distrain.storage.records import CommittedCheckpoint
 
 
 class NoValidations:
@@ -32,10 +28,10 @@ class NoValidations:
         return False
 
 
-def handler_of(
-    store: LocalStore, sent: list[Any], world_size: int, *, missing_rank_s: float = 60.0, running: int | None = None
-) -> ReportHandler:
-    """``running``: how many of the ranks have entered train_func; None for all."""
+def handler_of(store: LocalStore, sent: list[Any], missing_rank_s: float = 60.0) -> ReportHandler:
+    """Return the handler of two ranks, which have entered train_func."""
+    plans = (RankPlan(rank=rank, host="a", local_rank=rank, local_world_size=2, node_rank=0) for rank in range(2))
+    plan = WorldPlan(ranks=tuple(plans))
     observers = Observers(RunStatus("/runs/run", started=0.0))
     handler = ReportHandler(
         store,
@@ -50,45 +46,32 @@ def handler_of(
             CheckpointConfig(),
             send=lambda host, message: sent.append(message),
             upload=lambda host, order: None,
-            plan=lambda: WorldPlan(
-                ranks=tuple(RankPlan(rank=r, host="a", local_rank=r, local_world_size=2, node_rank=0) for r in range(2))
-            ),
+            plan=lambda: plan,
             racks={},
             storage_of=lambda host: "",
             is_training=lambda: True,
             on_change=lambda: None,
         ),
     )
-    observers.tell(AttemptBegan(0, ["localhost"] * world_size, 0.0))
-    handler.begin(0, world_size)
-    for rank in range(world_size if running is None else running):
+    observers.tell(AttemptBegan(0, ["localhost"] * 2, 0.0))
+    handler.begin(0, 2)
+    for rank in range(2):
         handler.handle(wire.Running(attempt=0, rank=rank))
     return handler
 
 
 def report(handler: ReportHandler, rank: int, number: int, *files: str) -> None:
     """report() with the n-th checkpoint of the rank."""
-    handler.handle(
-        wire.Reported(
-            attempt=0,
-            rank=rank,
-            index=number,
-            time=0.0,
-            ordinal=number,
-            files=list(files),
-            body=b"{}",
-            folder="/source",
-        )
-    )
+    files_of = {"files": list(files), "folder": "/source"}
+    handler.handle(wire.Reported(attempt=0, rank=rank, index=number, ordinal=number, body=b"{}", **files_of))
 
 
-def store_files(handler: ReportHandler, order: wire.CopyFiles, failed: str | None = None) -> None:
+def store_files(handler: ReportHandler, order: wire.CopyFiles) -> None:
     """Do what the rank of this order does."""
     for file in order.files:
         Path(order.directory, file).write_bytes(b"x")
     files = [(file, 1, 0) for file in order.files]
-    rank, ordinal = order.rank, order.ordinal
-    handler.handle(wire.FilesCopied(attempt=0, rank=rank, ordinal=ordinal, files=files, skipped=[], failed=failed))
+    handler.handle(wire.FilesCopied(attempt=0, rank=order.rank, ordinal=order.ordinal, files=files, skipped=[]))
 
 
 @pytest.mark.parametrize("end", ["", "damaged", "refused"])
@@ -97,7 +80,7 @@ def test_a_checkpoint_that_one_rank_writes_to_memory_and_another_to_storage_is_s
     tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str, hashed_first: bool
 ) -> None:
     store, sent = LocalStore(tmp_path / "run"), []
-    handler = handler_of(store, sent, 2)
+    handler = handler_of(store, sent)
     report(handler, 0, 1, "shard-0")
     facts = {"shard-1": [1, 7]}
     in_memory = {"files": ["shard-1"], "folder": "/memory", "in_memory": True, "waits": False, "facts": facts}
@@ -132,57 +115,11 @@ def only(kind: type[Any], sent: list[Any]) -> list[Any]:
     return [message for message in sent if isinstance(message, kind)]
 
 
-def test_reports_that_all_bring_checkpoints_are_acknowledged(tmp_path: Path) -> None:
-    store, sent = LocalStore(tmp_path / "run"), []
-    handler = handler_of(store, sent, 1)
-    for number in range(1, wire.MOST_UNACKNOWLEDGED // 2):
-        report(handler, 0, number, "file")
-        handler.flush()
-        store_files(handler, only(wire.CopyFiles, sent)[-1])
-        handler.flush()
-    store.close()
-    assert only(wire.Acknowledged, sent)
-
-
-def test_the_ranks_that_have_brought_a_dropped_checkpoint_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store, sent = LocalStore(tmp_path / "run"), []
-    handler = handler_of(store, sent, 2)
-    for rank in range(2):
-        report(handler, rank, 1, f"shard-{rank}")
-    first, second = only(wire.CopyFiles, sent)
-    store_files(handler, first)
-    store_files(handler, second, failed="Input/output error")
-    assert [(done.rank, done.path, done.has_files) for done in only(wire.CommitDone, sent)] == [
-        (0, "", False),
-        (1, "", False),
-    ]
-    assert "the checkpoint of report 1 is dropped, as rank 1 could not store its part" in capsys.readouterr().err
-    for rank in range(2):
-        report(handler, rank, 2, f"shard-{rank}")
-        store_files(handler, only(wire.CopyFiles, sent)[-1])
-    assert [(saved.path.name, saved.step) for saved in store.committed] == [("checkpoint_000000", 2)]
-    store.close()
-
-
-def test_a_rank_whose_first_report_fails_brings_checkpoints_too(tmp_path: Path) -> None:
-    store, sent = LocalStore(tmp_path / "run"), []
-    handler = handler_of(store, sent, 2, missing_rank_s=0.0)
-    report(handler, 0, 1, "shard-0")
-    store_files(handler, only(wire.CopyFiles, sent)[-1])
-    handler.tick()
-    assert [saved.silent for saved in store.committed] == [(1,)]
-    handler.handle(wire.Reported(attempt=0, rank=1, index=1, ordinal=1, failed="ValueError"))
-    assert not store.committed
-    store.close()
-
-
 @pytest.mark.parametrize("first", [1, 2])
 def test_only_checkpoints_that_lack_files_of_a_slow_rank_are_given_up(tmp_path: Path, first: int) -> None:
     """It was not waited for. ``first``: its first report with a checkpoint."""
     store, sent = LocalStore(tmp_path / "run"), []
-    handler = handler_of(store, sent, 2, missing_rank_s=0.0)
+    handler = handler_of(store, sent, missing_rank_s=0.0)
     report(handler, 0, 1, "shard-0")
     store_files(handler, only(wire.CopyFiles, sent)[-1])
     handler.tick()
@@ -191,80 +128,4 @@ def test_only_checkpoints_that_lack_files_of_a_slow_rank_are_given_up(tmp_path: 
         handler.handle(wire.Reported(attempt=0, rank=1, index=index, ordinal=None, body=b"{}"))
     report(handler, 1, first, "shard-1")
     assert [saved.step for saved in store.committed] == list(range(1, first))
-    store.close()
-
-
-def test_get_checkpoint_waits_for_a_commit_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, sent = LocalStore(tmp_path / "run"), []
-    handler = handler_of(store, sent, 2, missing_rank_s=0.0)
-    report(handler, 0, 1, "model")
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalStore, "is_committing", True)
-        handler.handle(wire.AskCheckpointList(attempt=0, rank=0, index=1, validated=False, at_once=False, synced=True))
-        handler.tick()
-        assert not only(wire.CheckpointList, sent)
-        assert not handler.is_busy  # rank 0 waits for another rank, which may be stuck, and not for the storage
-    handler.tick()
-    assert only(wire.CheckpointList, sent)
-    store.close()
-
-
-def test_many_ranks_enter_train_func_while_others_wait_in_get_checkpoint(tmp_path: Path) -> None:
-    """These are answered when the time is over in which the last ones may make their first report."""
-    world_size = 8000
-    store, sent = LocalStore(tmp_path / "run"), []
-    handler = handler_of(store, sent, world_size, running=world_size // 2)
-    for rank in range(world_size // 2):
-        handler.handle(wire.Reported(attempt=0, rank=rank, index=1, ordinal=None, body=b"{}"))
-        handler.handle(
-            wire.AskCheckpointList(attempt=0, rank=rank, index=1, validated=False, at_once=False, synced=True)
-        )
-    began = time.process_time()
-    for rank in range(world_size // 2, world_size):
-        handler.handle(wire.Running(attempt=0, rank=rank))
-    assert time.process_time() - began < 2
-    deadline = handler.deadline()
-    assert deadline is not None
-    assert deadline - time.monotonic() < HEAD_START_S
-    store.close()
-
-
-def test_many_ranks_store_a_checkpoint_and_ask_for_the_list(tmp_path: Path) -> None:
-    """In a time that is proportional to their number: if each message looked at all ranks, it would be minutes."""
-    world_size = 3000
-    store, sent = LocalStore(tmp_path / "run"), []
-    handler = handler_of(store, sent, world_size)
-    began = time.process_time()
-    for rank in range(world_size):
-        report(handler, rank, 1, f"shard-{rank}")
-        handler.handle(wire.AskCheckpointList(attempt=0, rank=rank, index=1, validated=False, at_once=False))
-        handler.deadline()
-    orders = only(wire.CopyFiles, sent)
-    assert len(orders) == world_size
-    for order in orders:
-        assert not only(wire.CheckpointList, sent[-1:])
-        store_files(handler, order)
-    lists = only(wire.CheckpointList, sent)
-    assert [answer.rank for answer in lists] == list(range(world_size))
-    assert {len(json.loads(answer.body)) for answer in lists} == {1}
-    assert [done.has_files for done in only(wire.CommitDone, sent)] == [True] * world_size
-    assert time.process_time() - began < 10
-    store.close()
-
-
-def test_an_older_checkpoint_that_is_committed_last_is_not_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, sent = LocalStore(tmp_path / "run"), []
-    handler, starts = handler_of(store, sent, 1), []
-    handler.on_commit = starts.append
-    handler.memory.is_off = True
-    report(handler, 0, 1, "model.pt")
-    newer = CommittedCheckpoint(tmp_path / "run/checkpoint_000001", {}, index=1, manifest={})  # committed meanwhile
-    store.add(newer)
-    store_files(handler, sent[-1])
-    assert [saved.index for saved in store.committed] == [0, 1]
-    assert starts == [str(newer.path)]
-    [done] = [message for message in sent if isinstance(message, wire.CommitDone)]
-    assert done.path == str(newer.path)
     store.close()

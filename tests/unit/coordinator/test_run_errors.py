@@ -102,46 +102,10 @@ def test_a_failure_ends_with_the_earlier_attempts_the_logs_and_how_to_continue()
     ]
 
 
-def test_a_failure_without_checkpoint_or_page_says_so() -> None:
-    lines = str(error_of(failures=[failure()], checkpoint=None, page=None)).splitlines()
-    assert lines[-2:] == [
-        "run:        /runs/run",
-        "continue:   start the run again with RunConfig(name='run'), from scratch (no checkpoint yet)",
-    ]
-
-
-def test_what_never_began_is_not_to_be_continued() -> None:
-    assert "continue" not in str(error_of(problem="one: no route", entered=False, checkpoint=None))
-
-
-def test_a_refused_command_line_is_told_once_and_only_continued_if_there_is_a_checkpoint() -> None:
-    said = "JobError: a.py:f: a.py has no function 'f'"
-    wrong = failure(summary=said, traceback=f"distrain.errors.{said}\n")
-    assert str(error_of(failures=[wrong], checkpoint=None)).count(said) == 1
-    assert "continue" not in str(error_of(failures=[wrong], checkpoint=None))
-    assert "continue" in str(error_of(failures=[wrong]))
-    more = failure(summary=said, traceback=f"distrain.errors.{said}\nand more\n")
-    assert "and more" in str(error_of(failures=[more]))
-
-
 def test_another_problem_is_named_beside_the_failure_of_a_rank() -> None:
     assert "in addition: two: no route\n" in str(error_of(failures=[failure()], problem="two: no route"))
     storage = {"problem": "cannot write x", "storage_failed": True}
     assert "in addition, the storage has failed: cannot write x\n" in str(error_of(failures=[failure()], **storage))
-
-
-def test_a_longer_grace_is_only_advised_if_ranks_have_used_it_up() -> None:
-    fields: dict[str, Any] = {"stop_reason": "SIGTERM", "where": ["rank 0 in f at a.py:1"]}
-    quick, late = str(error_of(**fields)), str(error_of(**fields, grace_is_over=True))
-    assert "before that, the ranks were last seen here:\n    rank 0 in f at a.py:1\n" in quick
-    assert "killed" not in quick
-    assert "were killed; RunConfig.stop_grace_s gives them more time:\n    rank 0 in f at a.py:1\n" in late
-
-
-def test_the_culprit_of_a_hang_is_the_suspect() -> None:
-    error = error_of(stopped_ranks=[0, 1], hung=HangDetected(3.0, ("rank 0 in f at a.py:1",), (1,)))
-    assert (error.culprit, error.stopped, error.where) == (1, (0, 1), ("rank 0 in f at a.py:1",))
-    assert str(error).startswith("no rank has reported or printed anything for 3 s; they were:\n    rank 0 in f at")
 
 
 def test_a_signal_of_the_user_is_a_preemption() -> None:

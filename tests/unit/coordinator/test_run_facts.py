@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from distrain.coordinator.run.facts import RunFacts, changes_between, plain
+from distrain.coordinator.run.facts import RunFacts, plain
 from distrain.worker.job.origin import stem_of
 
 
@@ -53,26 +53,6 @@ def test_the_commit_and_changed_files_are_noted(repository: Path) -> None:
     assert known_code()["commit"] == commit
     git(repository, "checkout", "-q", "--detach")
     assert known_code()["commit"] == commit
-
-
-def test_the_commit_of_a_worktree_is_noted(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    git(repository, "worktree", "add", "-q", "-b", "other", "tree")
-    (repository / "tree" / "inner").mkdir()
-    monkeypatch.chdir(repository / "tree" / "inner")
-    assert known_code() == {"commit": git(repository, "rev-parse", "HEAD"), "dirty": False}
-
-
-def test_without_git_or_a_commit_nothing_is_noted(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setenv("PATH", "")
-        assert known_code() is None
-    empty = tmp_path_factory.mktemp("empty")
-    monkeypatch.chdir(empty)
-    assert known_code() is None
-    git(empty, "init", "-q")
-    assert known_code() is None
 
 
 @dataclass
@@ -131,7 +111,6 @@ def test_the_config_is_kept_as_json_without_secrets_and_never_fails() -> None:
         ("/home/me/my train (2).py", "my-train-2"),
         ("pkg/__main__.py", "pkg"),
         ("package.train", "train"),
-        ("....py", "distrain"),
         ("ä.py", "distrain"),
         ("x" * 300 + ".py", "x" * 60),
     ],
@@ -146,30 +125,3 @@ def test_the_name_of_a_run_begins_with_that_of_its_script(script: str, stem: str
 )
 def test_the_examples_of_these_modules_are_right(module: str) -> None:
     assert doctest.testmod(import_module(f"distrain.{module}")).failed == 0
-
-
-# -- changes ---------------------------------------------------------------------------------------------------------
-
-
-def test_settings_that_come_and_go_are_missing_once() -> None:
-    before, now = ({"train_loop_config": config} for config in ({"a": 1, "b": None}, {"b": 0, "c": "x"}))
-    assert changes_between(before, now) == ["a 1 → (missing)", "b None → 0", "c (missing) → x"]
-
-
-def test_what_only_one_start_knows_about_the_code_is_no_change() -> None:
-    known = {"git": {"commit": "0123456789abcdef", "dirty": False}, "script": "train.py", "arguments": "--lr 1"}
-    assert changes_between({}, known) == changes_between(known, {}) == []
-    assert changes_between({"train_loop_config": "<Config>"}, {}) == []
-    edited = {**known, "git": {"commit": "0123456789abcdef", "dirty": True}, "arguments": "--lr 2"}
-    assert changes_between(known, edited) == [
-        "git commit 0123456789ab → 0123456789ab-dirty",
-        "arguments --lr 1 → --lr 2",
-    ]
-
-
-def test_the_changes_of_large_configs_stay_short() -> None:
-    before, now = ({"train_loop_config": {str(n): [end] * 1000 for n in range(1000)}} for end in (1, 2))
-    lines = changes_between(before, now)
-    assert len(lines) == 21
-    assert lines[-1] == "... 980 more"
-    assert max(map(len, lines)) < 150

@@ -29,20 +29,13 @@ def slots(**variables: str) -> list[int | None]:
     [
         ({"SLURM_TASKS_PER_NODE": "2(x3)"}, [2, 2, 2]),
         ({"SLURM_TASKS_PER_NODE": "4,2(x2)"}, [4, 2, 2]),
-        ({"SLURM_TASKS_PER_NODE": "1(x3)"}, [1, 1, 1]),
         ({"SLURM_TASKS_PER_NODE": "1(x3)", "SLURM_GPUS_PER_NODE": "a100:8"}, [8, 8, 8]),
         ({"SLURM_TASKS_PER_NODE": "1(x3)", "SLURM_GPUS_ON_NODE": "4"}, [4, 4, 4]),
         ({"SLURM_TASKS_PER_NODE": "2(x3)", "SLURM_GPUS_ON_NODE": "4"}, [2, 2, 2]),
-        ({"SLURM_TASKS_PER_NODE": "1(x3)", "SLURM_GPUS_ON_NODE": "1"}, [1, 1, 1]),
     ],
 )
 def test_slots_are_the_tasks_or_with_one_task_per_node_its_gpus(variables: dict[str, str], expected: list[int]) -> None:
     assert slots(**variables) == expected
-
-
-def test_variables_of_the_cluster_stay_for_srun() -> None:
-    cleared = find_allocation({**JOB, "SLURM_TASKS_PER_NODE": "1(x3)", "SRUN_CPUS_PER_TASK": "4"}).cleared
-    assert set(cleared) == {"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SRUN_CPUS_PER_TASK"}
 
 
 @pytest.mark.parametrize(

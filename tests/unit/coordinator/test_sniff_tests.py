@@ -78,13 +78,6 @@ def test_it_is_replaced_at_the_next_checkpoint(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == ""  # the machine says it
 
 
-def test_without_a_spare_host_a_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    run = Run("replace", spares=())
-    run.becomes_slow()
-    run.answer({0: GOOD, 1: GOOD, 2: BAD, 3: BAD})
-    assert "per hour; there is no spare host; look there for other programs" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("place", "where"),
     [("load_batch (train.py:31)", "load_batch (train.py:31)"), ("", "`distrain profile train -r 3`")],
@@ -97,18 +90,3 @@ def test_a_rank_on_a_good_host_is_slow_by_its_code(capsys: pytest.CaptureFixture
     assert good in capsys.readouterr().err
     run.observers.tell(COMMITTED)
     assert (run.confirmed, run.replaced) == ([], [])
-
-
-def test_gpus_of_another_model_are_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    run = Run()
-    run.becomes_slow()
-    run.answer({0: {"gpu": 700.0}, 1: {"gpu": 700.0}}, model="H100")
-    run.answer({2: {"gpu": 100.0}, 3: {"gpu": 100.0}}, model="T4")
-    assert (run.confirmed, capsys.readouterr().err) == ([], "")
-
-
-@pytest.mark.parametrize("hosts", [("alpha", "beta"), ("beta", "beta", "beta")])
-def test_nobody_is_measured_where_nobody_can_tell_who_is_slow(hosts: tuple[str, ...]) -> None:
-    run = Run("replace", *hosts)
-    run.becomes_slow(1)
-    assert run.asked == []

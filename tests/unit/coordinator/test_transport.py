@@ -10,17 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.coordinator.connection.transport import CommandTransport, LocalTransport, SlurmTransport, SshTransport
+from distrain.coordinator.connection.transport import CommandTransport, SlurmTransport, SshTransport
 from distrain.hosts.hostfile import HostSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FAR = HostSpec(name="far", address="far")
-
-
-def test_a_local_command_is_left_alone() -> None:
-    assert LocalTransport().argv(["python", "-c", "a b"]) == ["python", "-c", "a b"]
 
 
 # -- any command ---------------------------------------------------------------------------------------------------
@@ -40,11 +36,6 @@ def test_a_template_gets_the_words_of_the_command_at_its_end_or_a_line_for_a_she
 def test_a_shell_takes_the_command_apart_again(command: list[str]) -> None:
     [_, text] = CommandTransport(host=FAR, template=("ssh", "{command}")).argv(command)
     assert shlex.split(text) == command
-
-
-def test_only_ssh_has_an_exit_code_of_its_own() -> None:
-    codes = [CommandTransport(host=FAR, template=(name, "{host}")).failed_code for name in ("/usr/bin/ssh", "docker")]
-    assert codes == [255, None]
 
 
 # -- Slurm -----------------------------------------------------------------------------------------------------------
@@ -92,21 +83,11 @@ def test_ssh_itself_is_as_patient_as_the_lease(tmp_path: Path, lease_s: float, i
     assert (options["serveraliveinterval"], options["serveralivecountmax"]) == (interval_s, "3")
 
 
-def test_arguments_of_the_user_come_before_ours(tmp_path: Path) -> None:
-    options = effective(ssh("-o", "ConnectTimeout=77", "-p", "23"), tmp_path)
-    assert (options["connecttimeout"], options["port"]) == ("77", "23")
-
-
 def test_what_a_host_says_of_itself_goes_before_the_arguments_for_all(tmp_path: Path) -> None:
     options = effective(ssh("-p", "2200", "-l", "you", "-o", "Port=23", user="me", port=2222), tmp_path)
     assert (options["port"], options["user"]) == ("2222", "me")
     options = effective(ssh("-o", "Port=23", "-l", "you", port=2222), tmp_path)
     assert (options["port"], options["user"]) == ("2222", "you")
-
-
-def test_user_port_and_ipv6_are_options_of_their_own(tmp_path: Path) -> None:
-    options = effective(ssh(user="alice", port=2222, address="fd77::11"), tmp_path)
-    assert (options["user"], options["port"], options["hostname"]) == ("alice", "2222", "fd77::11")
 
 
 def test_a_host_is_never_taken_for_an_option() -> None:

@@ -36,20 +36,6 @@ def test_an_explicit_list_of_variables_goes_along() -> None:
     assert settings_of(FAR, own={**own, "DISTRAIN_ENV": "SECRET,MY_*"}).environment["SECRET"] == "x"
 
 
-def test_settings_of_tensorflow_go_along_but_not_which_worker_the_users_process_is() -> None:
-    settings = {"TF_USE_LEGACY_KERAS": "0", "TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "jax", "XLA_FLAGS": "-x"}
-    assert settings_of(FAR, own={**settings, "TF_CONFIG": "{}"}).environment == settings
-
-
-def test_to_this_machine_nothing_has_to_go() -> None:
-    assert settings_of(HostSpec(), own={"NCCL_DEBUG": "INFO"}, A="1").environment == {"A": "1"}
-
-
-def test_variables_may_be_named_with_blanks_between_them() -> None:
-    own = {"X": "1", "B": "2"}
-    assert settings_of(FAR, own={**own, "DISTRAIN_ENV": " X, B ,"}).environment == {"X": "1", "B": "2"}
-
-
 @pytest.mark.parametrize("host", [HostSpec(), FAR])
 def test_where_the_ranks_meet_goes_along_if_the_user_names_it(host: HostSpec) -> None:
     """This holds for this machine, too: a value in its environment may belong to another launcher."""
@@ -59,12 +45,6 @@ def test_where_the_ranks_meet_goes_along_if_the_user_names_it(host: HostSpec) ->
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "29511",
     }
-
-
-@pytest.mark.parametrize("host", [HostSpec(), FAR])
-def test_a_fit_in_a_worker_does_not_meet_where_the_worker_has_met_others(host: HostSpec) -> None:
-    own = {"MASTER_PORT": "29511", "DISTRAIN_ENV": "MASTER_*,X", "X": "1", "TORCHELASTIC_RUN_ID": "id"}
-    assert "MASTER_PORT" not in settings_of(host, own=own).environment
 
 
 @pytest.mark.parametrize("host", [HostSpec(gpus=("2",)), replace(FAR, gpus=("2",))])

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from distrain.api.config import ScalingConfig
 from distrain.decisions.host_pool import (
-    FIRST_AT_ONCE,
     HOST_ANSWER_TIMEOUT_S,
-    MOST_AT_ONCE,
     RECONNECT_INTERVAL_S,
-    SLOW_HOST_S,
     HostPool,
     Readiness,
 )
@@ -34,102 +29,6 @@ def names(numbers: range) -> list[str]:
     return [f"h{number}" for number in numbers]
 
 
-def test_only_as_many_hosts_are_contacted_as_are_needed() -> None:
-    assert pool_of(4, 2).hosts_to_connect(START) == ["h0", "h1"]
-
-
-def test_a_host_without_a_limit_is_enough() -> None:
-    assert pool_of(3, 8, slots=None).hosts_to_connect(START) == ["h0"]
-
-
-def test_connections_are_opened_some_at_once_and_more_when_hosts_answer() -> None:
-    pool, waiting, rounds = pool_of(1000, 1000), [], []
-    while chosen := pool.hosts_to_connect(START):
-        rounds.append(len(chosen))
-        waiting += chosen
-        answer(pool, *waiting)
-        waiting.clear()
-    assert rounds[0] == FIRST_AT_ONCE
-    assert max(rounds) == MOST_AT_ONCE
-    assert sum(rounds) == 1000
-    assert pool.readiness(START) is Readiness.READY
-
-
-def test_slow_hosts_do_not_keep_others_from_being_contacted() -> None:
-    pool = pool_of(3 * FIRST_AT_ONCE, 3 * FIRST_AT_ONCE)
-    first = pool.hosts_to_connect(START)
-    assert pool.hosts_to_connect(START + SLOW_HOST_S - 0.1) == []
-    assert pool.deadline() == START + SLOW_HOST_S
-    assert pool.hosts_to_connect(START + SLOW_HOST_S) == names(range(len(first), 2 * len(first)))
-
-
-def test_a_spare_host_replaces_a_slow_one() -> None:
-    pool = pool_of(3, 2)
-    pool.hosts_to_connect(START)
-    answer(pool, "h1")
-    assert pool.hosts_to_connect(START + SLOW_HOST_S) == ["h2"]
-    assert pool.readiness(START + SLOW_HOST_S) is Readiness.WAITING
-    answer(pool, "h2")
-    assert pool.readiness(START + SLOW_HOST_S) is Readiness.READY
-    assert list(pool.slow) == ["h0"]
-    assert [host.name for host in pool.connected] == ["h1", "h2"]
-
-
-def test_placement_does_not_depend_on_which_host_is_first_while_none_is_slow() -> None:
-    pool = HostPool({"small": 1, "large": 2}, ScalingConfig(num_workers=2))
-    assert pool.hosts_to_connect(START) == ["small", "large"]
-    answer(pool, "large")
-    assert pool.readiness(START) is Readiness.WAITING
-
-
-def test_an_elastic_run_waits_for_slow_hosts_that_nothing_replaces() -> None:
-    pool = pool_of(3, (1, 3))
-    pool.hosts_to_connect(START)
-    answer(pool, "h0", "h2")
-    pool.hosts_to_connect(START + SLOW_HOST_S)
-    assert pool.readiness(START + SLOW_HOST_S) is Readiness.WAITING
-    assert pool.readiness(START + HOST_ANSWER_TIMEOUT_S) is Readiness.READY
-
-
-def test_a_slow_host_that_answers_is_as_good_as_any() -> None:
-    pool = pool_of(2, 2)
-    pool.hosts_to_connect(START)
-    answer(pool, "h1")
-    pool.hosts_to_connect(START + SLOW_HOST_S)
-    answer(pool, "h0")
-    assert pool.readiness(START + SLOW_HOST_S) is Readiness.READY
-    assert [host.name for host in pool.connected] == ["h0", "h1"]
-    assert not pool.slow
-
-
-def test_a_host_that_never_answers_is_lost_after_a_while() -> None:
-    pool = pool_of(1, 1)
-    pool.hosts_to_connect(START)
-    pool.hosts_to_connect(START + SLOW_HOST_S)
-    assert pool.deadline() == START + HOST_ANSWER_TIMEOUT_S
-    pool.hosts_to_connect(START + HOST_ANSWER_TIMEOUT_S)
-    assert pool.describe_losses() == f"h0: no answer within {HOST_ANSWER_TIMEOUT_S:g} s"
-    assert pool.readiness(START + HOST_ANSWER_TIMEOUT_S) is Readiness.HOPELESS
-
-
-def test_a_lost_host_is_connected_again_and_again_until_the_search_ends() -> None:
-    pool = pool_of(1, 1)
-    pool.hosts_to_connect(START)
-    answer(pool, "h0")
-    pool.mark_lost("h0", "switched off", START)
-    now = START + 1
-    pool.begin_search(now, reconnect_s=2 * RECONNECT_INTERVAL_S, wait_s=1.0)
-    tries = 0
-    while pool.hosts_to_connect(now) == ["h0"]:
-        tries += 1
-        pool.mark_lost("h0", "no route", now)
-        assert pool.hosts_to_connect(now) == []
-        now = min(pool.deadline(), START + 100)
-    assert (tries, now) == (3, START + 100)
-    assert pool.readiness(now) is Readiness.HOPELESS
-    assert pool.describe_losses() == "h0: switched off\n    tried again: no route"
-
-
 def test_a_host_that_sshd_turns_away_is_tried_later_with_fewer_at_once() -> None:
     pool = pool_of(10, 10)
     first = pool.hosts_to_connect(START)
@@ -142,17 +41,6 @@ def test_a_host_that_sshd_turns_away_is_tried_later_with_fewer_at_once() -> None
     assert pool.deadline() == later
     assert pool.hosts_to_connect(later) == first[4:]  # one more at once for each that has answered
     assert not pool.losses
-
-
-def test_an_elastic_run_waits_for_a_host_that_was_turned_away() -> None:
-    pool = pool_of(2, (1, 2))
-    assert pool.hosts_to_connect(START) == ["h0", "h1"]
-    assert pool.may_try_later("h1", START)
-    answer(pool, "h0")
-    assert pool.readiness(START) is Readiness.WAITING
-    assert pool.hosts_to_connect(START + RECONNECT_INTERVAL_S) == ["h1"]
-    answer(pool, "h1")
-    assert pool.readiness(START) is Readiness.READY
 
 
 def test_a_host_that_is_always_turned_away_is_lost_in_every_attempt() -> None:
@@ -178,24 +66,3 @@ def test_progress_names_some_hosts_and_counts_the_rest() -> None:
     pool.hosts_to_connect(START)
     listed = ", ".join(names(range(10, 18)))
     assert pool.describe_progress() == f"10 of 1,000 hosts have answered; waiting for {listed} and 12 others"
-
-
-def test_progress_says_nothing_when_all_have_answered() -> None:
-    pool = pool_of(2, 2)
-    answer(pool, *pool.hosts_to_connect(START))
-    assert pool.describe_progress() == ""
-
-
-@pytest.mark.parametrize("lost_first", [True, False])
-def test_sums_of_slots_survive_every_way_of_a_host(lost_first: bool) -> None:
-    """A host may answer after it was given up, and be lost twice."""
-    pool = pool_of(1, 1)
-    pool.hosts_to_connect(START)
-    if lost_first:
-        pool.mark_lost("h0", "no answer", START)
-    answer(pool, "h0")
-    answer(pool, "h0")
-    assert pool.readiness(START) is Readiness.READY
-    for now in (START + 1, START + 2):
-        pool.mark_lost("h0", "gone", now)
-    assert pool.readiness(START + 2) is Readiness.HOPELESS

@@ -67,41 +67,9 @@ def test_a_rank_for_which_the_others_wait_is_slow_after_two_windows_and_named_on
     assert run.pace.slow == set()
 
 
-def test_one_long_window_is_no_slow_rank() -> None:
-    run = Run(2)
-    for _ in range(3):
-        assert not run.window([1.0, 0.1])
-        assert not run.window([0.5, 0.5])
-
-
 def test_ranks_that_do_not_wait_for_each_other_are_compared_by_their_reports() -> None:
     run = Run(3)
     run.window([1.0, 1.0, 1.0], [10, 5, 10])
     [slow] = run.window([1.0, 1.0, 1.0], [10, 5, 10])
     assert (slow.rank, slow.factor, slow.between) == (1, 2.0, "reports")
     assert str(slow).startswith("rank 1 on beta is slow: its reports take 2 times as long as those of the others, ")
-
-
-def test_ranks_that_only_wait_are_compared_too() -> None:
-    run = Run(3)
-    run.window([0.0, 0.0, 1.0])
-    assert [slow.rank for slow in run.window([0.0, 0.0, 1.0])] == [2]
-
-
-def test_a_small_difference_is_no_slow_rank() -> None:
-    run = Run(3)
-    for _ in range(3):
-        assert not run.window([0.02, 0.02, 0.08], [10, 9, 10])
-
-
-def test_a_rank_that_never_reports_is_not_slow_by_that() -> None:
-    run = Run(2)
-    for _ in range(3):
-        assert not run.window([0.5, 0.5], [100, 0])
-
-
-def test_a_rank_that_has_ended_is_not_slow() -> None:
-    run = Run(2)
-    run.ranks[1].ended = True
-    for _ in range(3):
-        assert not run.window([0.3, 1.0], [100, 10])

@@ -7,16 +7,13 @@ from typing import Any
 import pytest
 
 from distrain import FailureConfig
-from distrain.decisions.retries import LONGEST_BACKOFF_S, RetryPolicy
+from distrain.decisions.retries import RetryPolicy
 from distrain.errors import RankFailure
 
 
-def retries(
-    *, entered: bool = True, checkpoint: str | None = None, is_script: bool = False, **config: Any
-) -> RetryPolicy:
+def retries(*, is_script: bool = False, **config: Any) -> RetryPolicy:
     made = RetryPolicy(FailureConfig(**config), is_script=is_script)
-    made.started_from = checkpoint
-    made.ever_entered = entered
+    made.ever_entered = True
     return made
 
 
@@ -48,38 +45,7 @@ def test_the_budget_is_used_up(most: int) -> None:
     assert made.refusal is None
 
 
-def test_progress_does_not_fill_the_budget_again() -> None:
-    made = retries(max_failures=2)
-    assert [allow(made, checkpoint=f"checkpoint {n}") for n in range(4)] == [True, True, False, False]
-
-
-def test_minus_one_is_no_limit() -> None:
-    made = retries(max_failures=-1)
-    assert all(allow(made) for _ in range(1000))
-    assert str(made) == "restart 1000"
-
-
-def test_a_restart_in_words() -> None:
-    made = retries(max_failures=3)
-    assert allow(made)
-    assert str(made) == "restart 1 of 3"
-
-
 # -- what is not worth it --------------------------------------------------------------------------------------------
-
-
-def test_there_is_no_restart_if_no_rank_ever_got_into_train_func() -> None:
-    made = retries(entered=False, max_failures=5)
-    assert not allow(made)
-    assert made.refusal is not None
-    assert "train_func" in made.refusal
-    assert made.used == 0
-
-
-def test_without_a_budget_nothing_else_is_to_blame() -> None:
-    made = retries(entered=False, max_failures=0)
-    assert not allow(made)
-    assert made.refusal is None
 
 
 def test_the_same_exception_twice_is_enough() -> None:
@@ -100,21 +66,6 @@ def test_a_script_may_have_made_progress_unless_its_checkpoints_show_that_it_has
     assert [allow(made, failure(), checkpoint="checkpoint 0") for _ in range(3)] == [True, True, False]
 
 
-def test_the_same_exception_is_retried_if_that_is_wanted() -> None:
-    made = retries(max_failures=3, retry_same_failure=True)
-    assert [allow(made, failure()) for _ in range(4)] == [True, True, True, False]
-    assert made.refusal is None
-
-
-def test_a_hang_or_a_death_in_between_is_another_failure() -> None:
-    for between in (None, KILLED):
-        made = retries(max_failures=-1)
-        assert allow(made, failure())
-        assert allow(made, between)
-        assert allow(made, failure())
-        assert not allow(made, failure())
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -131,30 +82,14 @@ def test_what_is_not_the_same(other: RankFailure) -> None:
     assert allow(made, other)
 
 
-def test_addresses_in_the_text_do_not_make_a_difference() -> None:
-    made = retries(max_failures=-1)
-    assert allow(made, failure(traceback="Traceback\nKeyError: <object at 0x7f12ab>"))
-    assert not allow(made, failure(traceback="Traceback\nKeyError: <object at 0x55aa00>"))
-
-
-def test_other_numbers_in_the_text_do() -> None:
-    made = retries(max_failures=-1)
-    assert allow(made, failure(traceback="Traceback\nValueError: loss is nan in step 1000"))
-    assert allow(made, failure(traceback="Traceback\nValueError: loss is nan in step 1001"))
-
-
-def test_without_a_traceback_the_summary_counts() -> None:
-    made = retries(max_failures=-1)
-    assert allow(made, failure(traceback="", summary="sys.exit(3)"))
-    assert allow(made, failure(traceback="", summary="sys.exit(4)"))
-    assert not allow(made, failure(traceback="", summary="sys.exit(4)"))
-
-
-def test_more_reports_are_progress() -> None:
-    made = retries(max_failures=-1)
-    assert allow(made, failure(), reports=1)
-    assert allow(made, failure(), reports=2)
-    assert not allow(made, failure(), reports=2)
+def test_numbers_in_the_text_make_a_difference_but_addresses_do_not() -> None:
+    for first, second, is_other in (
+        ("KeyError: <object at 0x7f12ab>", "KeyError: <object at 0x55aa00>", False),
+        ("ValueError: loss is nan in step 1000", "ValueError: loss is nan in step 1001", True),
+    ):
+        made = retries(max_failures=-1)
+        assert allow(made, failure(traceback=f"Traceback\n{first}"))
+        assert allow(made, failure(traceback=f"Traceback\n{second}")) == is_other
 
 
 def test_a_checkpoint_is_progress() -> None:
@@ -163,12 +98,6 @@ def test_a_checkpoint_is_progress() -> None:
     assert allow(made, failure(), checkpoint="checkpoint 1")
     assert allow(made, failure(), checkpoint="checkpoint 1")
     assert not allow(made, failure(), checkpoint="checkpoint 1")
-
-
-def test_what_the_run_started_from_is_no_progress() -> None:
-    made = retries(max_failures=-1, checkpoint="of another run")
-    assert allow(made, failure(), checkpoint="of another run")
-    assert not allow(made, failure(), checkpoint="of another run")
 
 
 @pytest.mark.parametrize("culprit", [KILLED, None, failure(consequence=True), failure(kind="lost", traceback="")])
@@ -188,19 +117,6 @@ def delays(made: RetryPolicy, *checkpoints: str | None) -> list[float]:
     return found
 
 
-def test_at_once_by_default() -> None:
-    assert delays(retries(max_failures=-1), *[None] * 5) == [0.0] * 5
-
-
-def test_the_delay_is_doubled_without_progress() -> None:
-    assert delays(retries(max_failures=-1, backoff_s=1.5), *[None] * 4) == [1.5, 3.0, 6.0, 12.0]
-
-
 def test_a_checkpoint_sets_the_delay_back() -> None:
     made = retries(max_failures=-1, backoff_s=1.0)
     assert delays(made, None, None, "a", "a", "a", "b") == [1.0, 2.0, 1.0, 2.0, 4.0, 1.0]
-
-
-def test_the_delay_does_not_grow_without_end() -> None:
-    made = retries(max_failures=-1, backoff_s=1.0)
-    assert max(delays(made, *[None] * 2000)) == LONGEST_BACKOFF_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -16,15 +15,12 @@ from distrain.api.job import Job
 from distrain.decisions.run_machine import (
     CHECKPOINT_GRACE_S,
     EXIT_TIMEOUT_S,
-    FIRST_PROGRESS_S,
     HOST_ANSWER_TIMEOUT_S,
     LEASE_MARGIN_S,
     LOST_HOST_GRACE_S,
     STOP_TIMEOUT_S,
     TERM_GRACE_S,
     Action,
-    AttemptEnded,
-    AttemptStarts,
     CheckpointAvailable,
     CheckpointsInProgress,
     ConnectHost,
@@ -33,7 +29,6 @@ from distrain.decisions.run_machine import (
     HostSlow,
     MessageReceived,
     Outstanding,
-    RollBack,
     RolledBack,
     RunRequest,
     RunStateMachine,
@@ -46,12 +41,10 @@ from distrain.decisions.run_machine import (
 from distrain.decisions.states import RunState
 from distrain.errors import InvalidTransition
 from distrain.hosts.host import HostSettings
-from distrain.hosts.world import WorkerFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
-    from distrain.hosts.world import RankPlan, WorldPlan
 
 GRACE_S = 2.0
 LEASE_S = 15.0
@@ -195,92 +188,12 @@ def said(actions: list[Action]) -> str:
 # -- the happy path --------------------------------------------------------------------------------------------------
 
 
-def test_the_way_of_a_run_with_one_host() -> None:
-    play, states = Play(), []
-    for stage in (play.connect, play.reserve, play.enter, play.all_succeed, play.gone):
-        states.append(play.state)
-        stage()
-    assert states == [
-        RunState.CONNECTING,
-        RunState.RESERVING,
-        RunState.STARTING,
-        RunState.RUNNING,
-        RunState.RELEASING,
-    ]
-    assert play.state is RunState.FINISHED
-    assert play.machine.failures == []
-
-
-def test_a_hello_is_answered_with_the_job_and_a_request_for_a_port() -> None:
-    actions = Play().connect()
-    [(host, prepare)] = told(actions, wire.Prepare)
-    assert (host, prepare.body, prepare.preload, prepare.workers) == ("one", b"job", ["torch"], 2)
-    assert told(actions, wire.ReservePorts) == [("one", wire.ReservePorts(attempt=0, ports=1))]
-    assert [a.attempt for a in actions if isinstance(a, AttemptStarts)] == [0]
-
-
-def test_nothing_starts_before_every_host_has_said_hello() -> None:
-    play = Play(hosts=2, workers=4)
-    assert play.says("one", hello()) == []
-    actions = play.says("two", hello())
-    assert {host for host, _ in told(actions, wire.Prepare)} == {"one", "two"}
-
-
 @pytest.mark.parametrize(("workers", "text"), [(32, ""), (33, "one: 33 workers share 4 CPUs; fewer train faster")])
 def test_far_more_workers_than_cpus_are_a_warning(workers: int, text: str) -> None:
     assert said(Play(workers=workers).connect()) == text
 
 
-def test_only_rank_0s_host_reserves_ports_and_all_hosts_start_with_them() -> None:
-    play = Play(hosts=2, workers=4)
-    assert [host for host, _ in told(play.connect(), wire.ReservePorts)] == ["one"]
-    starts = dict(told(play.reserve(), wire.Start))
-    assert {host: [spec["rank"] for spec in start.ranks] for host, start in starts.items()} == {
-        "one": [0, 1],
-        "two": [2, 3],
-    }
-    assert {spec["environment"]["MASTER_PORT"] for start in starts.values() for spec in start.ranks} == {"4000"}
-
-
-def test_start_holds_the_fields_of_a_worker_spec() -> None:
-    play = Play()
-    play.connect()
-    [(_, start)] = told(play.reserve(), wire.Start)
-    spec = wire.WorkerSpec(**start.ranks[1])
-    assert (spec.rank, spec.checkpoint) == (1, None)
-    facts = WorkerFacts(**spec.context)
-    assert (facts.world_rank, facts.world_size, facts.local_rank, facts.run_name) == (1, 2, 1, "run")
-
-
-def test_a_host_that_gets_no_rank_is_not_waited_for() -> None:
-    play = Play(hosts=2, workers=1).run()
-    play.all_succeed()
-    play.gone("one")
-    assert play.state is RunState.FINISHED
-
-
-def test_ranks_are_released_when_all_are_done() -> None:
-    play = Play().run()
-    assert play.succeeds(0) == []
-    released = told(play.succeeds(1), wire.Release)
-    assert [(host, message.rank) for host, message in released] == [("one", 0), ("one", 1)]
-
-
-def test_a_notice_is_passed_on_with_the_hosts_name() -> None:
-    assert said(Play().run().says("one", wire.Notice(text="hear, hear"))) == "one: hear, hear"
-
-
 # -- what is no failure ----------------------------------------------------------------------------------------------
-
-
-def test_an_abort_after_a_good_outcome_is_no_failure() -> None:
-    play = Play().run()
-    play.succeeds(0)
-    assert play.exits(0, signal=int(signal.SIGABRT)) == []
-    play.succeeds(1)
-    play.gone()
-    assert play.state is RunState.FINISHED
-    assert play.machine.failures == []
 
 
 def test_whoever_does_not_leave_after_its_work_is_killed_and_the_run_has_not_finished() -> None:
@@ -295,130 +208,7 @@ def test_whoever_does_not_leave_after_its_work_is_killed_and_the_run_has_not_fin
     assert "rank 1 did not exit within" in (play.machine.problem or "")
 
 
-def test_a_script_that_has_ended_may_take_any_time_to_exit() -> None:
-    play = Play(is_script=True).run()
-    play.all_succeed()
-    assert play.machine.deadline() is None
-
-
-@pytest.mark.parametrize("is_script", [False, True])
-@pytest.mark.parametrize(
-    ("end", "words"),
-    [
-        ({"signal": int(signal.SIGKILL)}, "was killed by SIGKILL (9) in its exit handlers"),
-        ({"exit_code": 3}, "exited with code 3 in its exit handlers"),
-        ({"exit_code": 0}, None),
-    ],
-)
-def test_the_exit_code_of_a_script_counts_after_its_last_line(
-    end: dict[str, int], words: str | None, is_script: bool
-) -> None:
-    play = Play(is_script=is_script).run()
-    play.all_succeed()
-    play.exits(0, **end)
-    play.exits(1)
-    play.gone()
-    fails = is_script and words is not None
-    assert play.state is (RunState.FAILED if fails else RunState.FINISHED)
-    assert [words in failure.summary for failure in play.machine.failures if words] == [True] * fails
-
-
-@pytest.mark.parametrize("is_script", [False, True])
-def test_exit_handlers_that_ctrl_c_has_ended_are_no_success(is_script: bool) -> None:
-    play = Play(is_script=is_script).run()
-    play.all_succeed()
-    assert told(play.happens(StopRequested("SIGINT")), wire.Stop)[0][1].exit_grace_s == 0.0
-    play.exits(0, exit_code=130)
-    play.exits(1)
-    play.gone()
-    assert (play.state, play.machine.failures) == (RunState.STOPPED, [])
-
-
-def test_exit_handlers_have_time_when_another_rank_fails() -> None:
-    [(_, stop)] = told(Play().run().raises(0), wire.Stop)
-    assert (stop.grace_s, stop.last_grace_s, stop.exit_grace_s) == (0.0, 0.0, GRACE_S)
-
-
-@pytest.mark.parametrize("is_script", [False, True])
-def test_only_exit_handlers_of_a_script_are_lost_with_a_host_when_all_work_is_done(is_script: bool) -> None:
-    play = Play(hosts=2, workers=4, is_script=is_script).run()
-    play.all_succeed()
-    play.happens(HostLost("two", "cut"))
-    play.gone("one")
-    assert play.state is (RunState.FAILED if is_script else RunState.FINISHED)
-
-
-def test_messages_of_an_earlier_attempt_are_ignored() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=1)).run()
-    play.raises(0)
-    play.gone()
-    play.begin_attempt()
-    for message in (
-        wire.Exited(attempt=0, rank=1, signal=9),
-        wire.Outcome(attempt=0, rank=0, ok=False, stage="run", error="late", traceback="", exit_code=1, body=b""),
-        wire.HostIdle(attempt=0),
-        wire.RendezvousPorts(attempt=0, ports=[1]),
-    ):
-        assert play.says("one", message) == []
-    assert play.state is RunState.RUNNING
-    assert play.machine.failures == []
-
-
-def test_nothing_matters_after_the_end() -> None:
-    play = Play().run()
-    play.all_succeed()
-    play.gone()
-    for event in (HostLost("one", "gone"), StopRequested("SIGINT"), Tick(), MessageReceived("one", hello())):
-        assert play.happens(event) == []
-    assert play.state is RunState.FINISHED
-
-
-def test_a_storage_that_fails_when_all_have_done_their_work_fails_the_run() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=3)).run()
-    play.succeeds(0)
-    assert stops(play.happens(StorageFailed("disk full"))) == {"one": 0.0}
-    play.succeeds(1)
-    play.gone()
-    assert play.state is RunState.FAILED
-    assert (play.machine.problem, play.machine.is_done) == ("disk full", True)
-
-
-def test_a_storage_that_fails_after_the_end_makes_a_finished_run_a_failed_one() -> None:
-    play = Play().run()
-    play.all_succeed()
-    play.gone()
-    assert play.happens(StorageFailed("disk full")) == []
-    assert (play.state, play.machine.problem) == (RunState.FAILED, "disk full")
-
-
-def test_a_storage_that_fails_while_the_run_is_stopped_is_noted() -> None:
-    play = Play().run()
-    play.happens(StopRequested("SIGINT"))
-    play.happens(StorageFailed("disk full"))
-    play.gone()
-    assert (play.state, play.machine.storage_failed) == (RunState.STOPPED, True)
-
-
 # -- failures and restarts -------------------------------------------------------------------------------------------
-
-
-def test_a_failure_stops_every_host_at_once() -> None:
-    play = Play(hosts=2, workers=4).run()
-    assert stops(play.raises(3)) == {"one": 0.0, "two": 0.0}
-    assert play.state is RunState.STOPPING
-
-
-def test_a_consequence_leaves_its_cause_the_time_to_say_so() -> None:
-    play = Play(hosts=2, workers=4).run()
-    known = {host: message.culprit_known for host, message in told(play.raises(3, CONSEQUENCE), wire.Stop)}
-    assert known == {"one": False, "two": False}
-
-
-def test_the_rank_that_went_first_is_blamed_for_a_restart() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=1)).run()
-    play.raises(0, CONSEQUENCE)
-    play.raises(1)
-    assert said(play.gone()).startswith("rank 1 on one failed: ValueError")
 
 
 def test_a_broken_connection_of_a_ranks_own_is_not_retried_for_ever() -> None:
@@ -427,105 +217,12 @@ def test_a_broken_connection_of_a_ranks_own_is_not_retried_for_ever() -> None:
     for attempt in range(2):
         if attempt:
             play.begin_attempt()
+            assert play.says("one", wire.Exited(attempt=0, rank=1, signal=9)) == [], "an end of the attempt before"
         play.raises(0, CONSEQUENCE)
         play.raises(1, "ConnectionResetError: [Errno 104] Connection reset by peer")
         play.gone()
     assert (play.state, play.machine.retries.used) == (RunState.FAILED, 1)
     assert str(play.machine.retries.refusal).startswith("no restart: the same rank has failed twice")
-
-
-def test_without_a_budget_the_run_has_failed_when_all_hosts_are_empty() -> None:
-    play = Play(hosts=2, workers=4).run()
-    play.raises(3)
-    play.gone("two")
-    assert play.state is RunState.STOPPING
-    play.gone("one")
-    assert play.state is RunState.FAILED
-    assert [failure.rank for failure in play.machine.failures] == [3]
-    assert play.machine.stopped_ranks == [0, 1, 2]
-
-
-def test_failures_are_in_order_of_arrival_and_those_we_killed_are_none() -> None:
-    play = Play(workers=3).run()
-    play.raises(2)
-    play.raises(0)
-    play.exits(1, signal=9, by_us=True)
-    assert [failure.rank for failure in play.machine.failures] == [2, 0]
-    assert play.machine.stopped_ranks == [1]
-
-
-def test_a_rank_that_finished_is_neither_failed_nor_stopped() -> None:
-    play = Play().run()
-    play.succeeds(0)
-    play.raises(1)
-    assert play.machine.stopped_ranks == []
-
-
-def test_a_retry_is_a_new_attempt_with_a_new_port() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=1)).run()
-    play.raises(1)
-    actions = play.gone()
-    assert [type(action) for action in actions] == [AttemptEnded, ShowLine, AttemptStarts, SendMessage]
-    assert told(actions, wire.ReservePorts) == [("one", wire.ReservePorts(attempt=1, ports=1))]
-    assert said(actions).startswith("rank 1 on one failed: ValueError")
-    assert (play.state, play.machine.attempt) == (RunState.RESERVING, 1)
-    assert said(play.reserve()).startswith("restart 1 of 1, from scratch (no checkpoint yet)")
-
-
-def test_a_script_may_continue_at_a_snapshot_of_its_own() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=1), is_script=True).run()
-    play.raises(1)
-    play.gone()
-    expected = "restart 1 of 1, from the script's own snapshot, if it keeps one (distrain has no checkpoint)"
-    assert said(play.reserve()).startswith(expected)
-
-
-@pytest.mark.parametrize("path", ["/runs/run/checkpoint_000000", None])
-def test_another_checkpoint_than_the_damaged_one_is_where_the_first_attempt_starts(path: str | None) -> None:
-    failure_config = FailureConfig(max_failures=3)
-    play = Play(failure_config=failure_config, checkpoint="/runs/run/checkpoint_000001")
-    play.connect()
-    play.happens(CheckpointAvailable(path))
-    [(_, start)] = told(play.reserve(), wire.Start)
-    assert {spec["checkpoint"] for spec in start.ranks} == {path}
-    play.enter()
-    play.raises(1)
-    play.gone()
-    play.begin_attempt()
-    play.raises(1)
-    play.gone()
-    assert play.state is RunState.FAILED, "it has failed twice at the same place, and the replacement is no progress"
-
-
-def test_a_retry_resumes_from_the_latest_checkpoint() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=1)).run()
-    play.happens(CheckpointAvailable("/runs/run/checkpoint_000000"))
-    play.raises(1)
-    play.gone()
-    actions = play.reserve()
-    assert said(actions) == "restart 1 of 1, from checkpoint_000000"
-    [(_, start)] = told(actions, wire.Start)
-    assert {spec["checkpoint"] for spec in start.ranks} == {"/runs/run/checkpoint_000000"}
-    assert {spec["environment"]["TORCHELASTIC_RESTART_COUNT"] for spec in start.ranks} == {"1"}
-
-
-def test_a_continued_run_counts_its_attempts_on_and_its_restarts_anew() -> None:
-    play = Play(first_attempt=3)
-    play.connect()
-    [(_, start)] = told(play.reserve(), wire.Start)
-    assert start.attempt == 3
-    assert start.ranks[0]["environment"]["TORCHELASTIC_RESTART_COUNT"] == "0"
-
-
-def test_an_exhausted_budget_fails_the_run() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=2, retry_same_failure=True)).run()
-    for _ in range(2):
-        play.raises(0)
-        play.gone()
-        play.begin_attempt()
-    play.raises(0)
-    play.gone()
-    assert (play.state, play.machine.retries.used) == (RunState.FAILED, 2)
 
 
 # -- a checkpoint that is being stored when a rank fails ---------------------------------------------------------------
@@ -559,17 +256,6 @@ def test_nobody_is_stopped_before_the_checkpoint_is_stored() -> None:
     assert [failure.rank for failure in play.machine.failures] == [3]
 
 
-def test_the_wait_for_a_checkpoint_is_announced() -> None:
-    play = Play(hosts=2, workers=4).run()
-    saving(play, {(0, 1), (1, 1), (2, 1)})
-    assert said(play.raises(3)) == "rank 3 failed; waiting up to 30 s for ranks 0-2 to store a checkpoint"
-
-
-def test_later_checkpoints_do_not_prolong_the_wait() -> None:
-    play = play_that_waits((0, 1))
-    assert stops(saving(play, {(0, 2)})) == {"one": 0.0, "two": 0.0}
-
-
 def test_the_wait_for_a_checkpoint_is_bounded() -> None:
     play = play_that_waits()
     assert play.machine.deadline() == play.now + CHECKPOINT_GRACE_S
@@ -584,77 +270,6 @@ def test_the_wait_for_a_checkpoint_ends_when_the_user_stops_or_it_cannot_be_kept
     assert stops(play.happens(event)) == {"one": 0.0, "two": 0.0}
     play.gone()
     assert play.state is RunState.FAILED
-
-
-def play_that_expects(*expected: int) -> Play:
-    """Rank 3 of 4 on two hosts has raised after a report that others are due to make."""
-    play = Play(hosts=2, workers=4).run()
-    saving(play, expected=expected)
-    rank = "ranks 0, 2" if len(expected) > 1 else "rank 0"
-    assert said(play.raises(3)) == f"rank 3 failed; waiting up to 60 s for {rank} to make as many reports"
-    return play
-
-
-def test_a_rank_that_is_due_to_bring_a_checkpoint_is_waited_for_while_it_brings_and_stores_it() -> None:
-    play = play_that_expects(0, 2)
-    assert saving(play, expected={0}) == []
-    assert saving(play, {(0, 7)}) == []
-    assert play.machine.deadline() == play.now + CHECKPOINT_GRACE_S
-    assert stops(saving(play, {(0, 8)})) == {"one": 0.0, "two": 0.0}
-
-
-def test_a_rank_that_may_be_the_culprit_is_not_said_to_bring_a_checkpoint() -> None:
-    play = Play(hosts=2, workers=4).run()
-    saving(play, expected={3})
-    assert play.raises(0, CONSEQUENCE) == []
-    assert play.state is RunState.SAVING
-    assert play.raises(3) == []
-
-
-def test_a_rank_that_is_due_to_bring_a_checkpoint_is_not_waited_for_without_limit() -> None:
-    play = play_that_expects(0)
-    play.now += WITHIN_S
-    assert stops(play.happens(Tick())) == {"one": 0.0, "two": 0.0}
-
-
-@pytest.mark.parametrize("others", [(), (2,)])
-def test_a_late_report_of_a_rank_that_is_due_is_stored(others: tuple[int, ...]) -> None:
-    play = play_that_expects(0, *others)
-    play.now += WITHIN_S - 1
-    assert saving(play, {(0, 7)}, expected=others) == []
-    play.now += CHECKPOINT_GRACE_S - 1
-    assert play.happens(Tick()) == []
-    play.now += 1
-    assert stops(play.happens(Tick())) == {"one": 0.0, "two": 0.0}
-
-
-def test_reports_of_others_do_not_prolong_the_wait_for_a_rank_that_is_due() -> None:
-    play = play_that_expects(0)
-    until = play.machine.deadline()
-    play.now += 1.0
-    assert saving(play, {(2, 1)}, expected={0}) == []
-    assert play.machine.deadline() == until
-
-
-def test_a_second_failure_does_not_end_the_wait_for_a_checkpoint() -> None:
-    play = play_that_waits()
-    saving(play, {(0, 1)})
-    assert play.raises(2, CONSEQUENCE) == []
-    assert play.state is RunState.SAVING
-
-
-def test_an_attempt_whose_ranks_all_end_while_it_waits_is_over() -> None:
-    play = play_that_waits(failure_config=FailureConfig(max_failures=1, backoff_s=5.0))
-    play.gone()
-    assert play.state is RunState.WAITING
-    assert saving(play) == []
-
-
-def test_a_lost_host_is_a_failure_that_leaves_time_to_store_a_checkpoint() -> None:
-    play = Play(hosts=2, workers=4).run()
-    saving(play, {(0, 1)})
-    assert stops(play.happens(HostLost("two", "gone"))) == {}
-    assert stops(saving(play)) == {"one": 0.0}
 
 
 # -- asked to stop ---------------------------------------------------------------------------------------------------
@@ -677,20 +292,6 @@ def test_the_first_request_to_stop_leaves_the_grace() -> None:
 def test_the_ranks_get_the_signal_that_came_and_sigterm_at_last(why: str, last_grace_s: float) -> None:
     [(_, stop)] = told(Play(is_script=True).run().happens(StopRequested(why)), wire.Stop)
     assert (stop.signal, stop.grace_s, stop.last_grace_s) == (why, GRACE_S, last_grace_s)
-
-
-def test_a_script_is_not_told_of_should_stop() -> None:
-    actions = Play(is_script=True).run().happens(StopRequested("SIGINT"))
-    text = f"Ctrl-C: passed on to the workers, which have {GRACE_S:g} s to end. Ctrl-C again kills the workers now"
-    assert said(actions) == text
-
-
-def test_ranks_that_call_should_stop_get_the_signal_after_the_grace() -> None:
-    play = Play().run()
-    play.rank_says(wire.StopVote, 0)
-    assert not stops(play.happens(StopRequested("SIGINT")))
-    [(_, stop)] = told(play.tick(), wire.Stop)
-    assert (stop.signal, stop.grace_s, stop.last_grace_s) == ("SIGINT", TERM_GRACE_S, TERM_GRACE_S)
 
 
 def test_without_a_grace_the_ranks_get_no_signal_but_sigkill() -> None:
@@ -722,87 +323,13 @@ def test_the_end_of_a_rank_that_was_told_to_end_is_no_failure() -> None:
     assert [failure.rank for failure in play.machine.failures] == [2]
 
 
-def test_after_a_failure_the_others_have_a_while_after_sigterm() -> None:
-    play = Play(workers=4, peer_failure_grace_s=5.0, failure_config=FailureConfig(max_failures=1)).run()
-    [(_, stop)] = told(play.raises(0, CONSEQUENCE), wire.Stop)
-    assert (stop.signal, stop.grace_s, stop.last_grace_s, stop.culprit_known) == ("", 0.0, 5.0, False)
-    assert play.machine.deadline() == play.now + 5.0 + LEASE_S + LEASE_MARGIN_S
-    play.raises(1, "sys.exit(3)", exits=True)  # before it was told to end, so it is the culprit
-    play.says("one", wire.StacksDone(attempt=0, silent=[]))
-    play.raises(2, "SIGTERMException")
-    play.succeeds(3)
-    assert [(f.rank, f.consequence) for f in play.machine.failures] == [(0, True), (1, False), (2, True)]
-    assert play.machine.stopped_ranks == [3]
-    assert "sys.exit(3)" in said(play.gone())
-
-
-def test_the_grace_is_over_once_a_stopped_host_takes_the_last_stacks() -> None:
-    play = Play().run()
-    play.says("one", wire.StacksDone(attempt=0, silent=[]))  # somebody has asked for them
-    play.happens(StopRequested("SIGTERM"))
-    assert not play.machine.summary().grace_is_over
-    play.says("one", wire.StacksDone(attempt=0, silent=[]))
-    assert play.machine.summary().grace_is_over
-
-
-def test_a_second_ctrl_c_ends_the_grace_after_a_failure() -> None:
-    play = Play(peer_failure_grace_s=60.0).run()
-    play.raises(0)
-    assert not stops(play.happens(StopRequested("SIGINT")))
-    [(_, stop)] = told(play.happens(StopRequested("SIGINT")), wire.Stop)
-    assert stop.last_grace_s == 0.0
-    play.gone()
-    assert play.state is RunState.FAILED
-
-
-def test_the_second_request_kills_at_once() -> None:
-    play = Play().run()
-    play.happens(StopRequested("SIGINT"))
-    assert stops(play.happens(StopRequested("SIGINT"))) == {"one": 0.0}
-
-
-def test_a_stopped_run_is_aborted_whatever_its_ranks_said_about_it() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=5)).run()
-    play.happens(StopRequested("SIGTERM"))
-    play.raises(0)
-    play.exits(1, signal=9, by_us=True)
-    play.gone()
-    assert (play.state, play.machine.stop_reason) == (RunState.STOPPED, "SIGTERM")
-
-
 def test_asking_to_stop_during_a_failure_prevents_the_retry() -> None:
     play = Play(failure_config=FailureConfig(max_failures=5)).run()
     play.raises(0)
-    play.happens(StopRequested("SIGINT"))
+    assert play.happens(StopRequested("SIGINT")) == []
+    assert stops(play.happens(StopRequested("SIGINT"))) == {"one": 0.0}
     play.gone()
     assert play.state is RunState.FAILED  # the failure is what the user should hear of
-
-
-def test_asking_to_stop_when_all_had_finished_leaves_the_run_finished() -> None:
-    play = Play().run()
-    play.all_succeed()
-    play.happens(StopRequested("SIGINT"))
-    play.gone()
-    assert play.state is RunState.FINISHED
-
-
-def test_asking_to_stop_before_anything_started_ends_at_once() -> None:
-    for stages in (["says hello"], ["says hello", "reserves"]):
-        play = Play(hosts=2, workers=4)
-        if "reserves" in stages:
-            play.connect()
-        play.happens(StopRequested("SIGINT"))
-        assert play.state is RunState.STOPPED
-
-
-# -- lost hosts ------------------------------------------------------------------------------------------------------
-
-
-def test_the_only_host_lost_while_reserving_fails_the_run() -> None:
-    play = Play()
-    play.connect()
-    play.happens(HostLost("one", "distrain's process there has ended"))
-    assert (play.state, play.machine.problem) == (RunState.FAILED, "one: distrain's process there has ended")
 
 
 def test_one_of_two_hosts_lost_before_anything_started_fails_the_run() -> None:
@@ -812,12 +339,17 @@ def test_one_of_two_hosts_lost_before_anything_started_fails_the_run() -> None:
     assert (play.state, play.machine.problem) == (RunState.FAILED, "two: silent")
 
 
+# -- lost hosts ------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("stages", [2, 3], ids=["starting", "running"])
 def test_one_of_two_hosts_lost_stops_the_other_and_fails_the_run(stages: int) -> None:
     play = Play(hosts=2, workers=4)
     for stage in (play.connect, play.reserve, play.enter)[:stages]:
         stage()
     assert stops(play.happens(HostLost("two", "silent"))) == {"one": 0.0}
+    assert play.happens(HostLost("two", "and gone")) == []
+    assert play.happens(HangDetected(after_s=2.0, where=("rank 0 somewhere",), suspects=(0,))) == []
     play.gone("one")
     assert play.state is RunState.FAILED
     problem = str(play.machine.problem).splitlines()
@@ -826,41 +358,11 @@ def test_one_of_two_hosts_lost_stops_the_other_and_fails_the_run(stages: int) ->
     assert [failure.summary for failure in play.machine.failures] == ["lost: silent"] * 2
 
 
-def test_the_only_host_lost_while_running_fails_the_run_at_once() -> None:
-    play = Play().run()
-    [ended] = play.happens(HostLost("one", "silent"))
-    assert isinstance(ended, AttemptEnded)
-    assert {failure.kind for failure in ended.failures} == {"lost"}
-    assert play.state is RunState.FAILED
-
-
-def test_a_host_lost_while_stopping_is_not_waited_for() -> None:
-    play = Play(hosts=2, workers=4).run()
-    play.raises(0)
-    play.gone("one")
-    play.happens(HostLost("two", "silent"))
-    assert play.state is RunState.FAILED
-    assert play.machine.failures[0].rank == 0
-
-
-def test_a_host_lost_after_all_the_work_was_done_is_no_failure() -> None:
-    play = Play().run()
-    play.all_succeed()
-    play.happens(HostLost("one", "silent"))
-    assert play.state is RunState.FINISHED
-
-
 def test_losing_a_host_without_ranks_does_not_end_the_training() -> None:
     play = Play(hosts=2, workers=1).run()
     assert play.happens(HostLost("two", "silent")) == []
+    assert play.happens(HostSlow("one", "CPU")) == [], "there is no other host"
     assert play.state is RunState.RUNNING
-
-
-def test_a_host_that_cannot_go_on_stops_the_run() -> None:
-    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=5)).run()
-    assert stops(play.says("two", wire.HostFailed(text="no forkserver"))) == {"one": 0.0, "two": 0.0}
-    play.gone()
-    assert (play.state, play.machine.problem) == (RunState.FAILED, "two: no forkserver")
 
 
 # -- rollbacks ---------------------------------------------------------------------------------------------------------
@@ -868,47 +370,10 @@ def test_a_host_that_cannot_go_on_stops_the_run() -> None:
 SKIP_TO = {"train": {"epoch": 1, "rows": 6}}
 
 
-def rolls_back(play: Play, rank: int = 0, **fields: Any) -> list[Action]:
-    return play.raises(rank, "Rollback: NaN", rollback={"why": "NaN", "skip_to": SKIP_TO}, **fields)
-
-
-def specs(actions: list[Action]) -> list[Any]:
-    return [spec for _, start in told(actions, wire.Start) for spec in start.ranks]
-
-
-def test_a_rollback_is_no_failure_and_nobody_is_blamed() -> None:
-    play = Play(hosts=2, workers=4).run()  # max_failures is 0
-    assert stops(rolls_back(play, 1)) == {"one": 0.0, "two": 0.0}
-    assert rolls_back(play, 2) == []
-    play.raises(3, CONSEQUENCE)
-    actions = play.gone()
-    text = "rank 1 on one asked to roll back before its first report (NaN)"
-    assert [(a.failures, a.why) for a in actions if isinstance(a, AttemptEnded)] == [((), text)]
-    [asked_for] = [a for a in actions if isinstance(a, RollBack)]
-    assert (asked_for.rank, asked_for.skip_to) == (1, SKIP_TO)
-    actions = play.happens(RolledBack("/runs/run/checkpoint_000003", SKIP_TO, "checkpoint_000004"))
-    assert said(actions) == (
-        f"{text}; back to checkpoint_000003, because the newer checkpoint_000004 has led to several rollbacks; the "
-        "rows since then are left out (rollback 1 of 10)"
-    )
-    actions = play.reserve()
-    assert said(actions) == ""
-    assert [(spec["checkpoint"], spec["skip_to"]) for spec in specs(actions)] == [
-        ("/runs/run/checkpoint_000003", SKIP_TO)
-    ] * 4
-    play.enter()
-    play.happens(CheckpointAvailable("/runs/run/checkpoint_000005"))
-    rolls_back(play)
-    play.gone()
-    play.happens(RolledBack("/runs/run/checkpoint_000005", {}))
-    assert {(spec["checkpoint"], *spec["skip_to"]) for spec in specs(play.reserve())} == {
-        ("/runs/run/checkpoint_000005",)
-    }, "a newer checkpoint has positions of its own"
-
-
 def test_a_failure_after_a_rollback_restarts_with_the_same_rows_left_out() -> None:
     play = Play(failure_config=FailureConfig(max_failures=1)).run()
-    rolls_back(play)
+    for rank in (0, 1):
+        play.raises(rank, "Rollback: NaN", rollback={"why": "NaN", "skip_to": SKIP_TO})
     play.gone()
     play.happens(RolledBack(None, SKIP_TO))
     play.reserve()
@@ -917,55 +382,8 @@ def test_a_failure_after_a_rollback_restarts_with_the_same_rows_left_out() -> No
     play.gone()
     actions = play.reserve()
     assert said(actions) == "restart 1 of 1, from scratch (no checkpoint yet)"
-    assert [spec["skip_to"] for spec in specs(actions)] == [SKIP_TO] * 2
-
-
-def test_a_rollback_explains_the_failures_of_others_that_arrived_before_it() -> None:
-    play = Play(hosts=2, workers=4).run()
-    play.outstanding = Outstanding(saving=CheckpointsInProgress(frozenset({(0, 1)})))
-    play.raises(3, CONSEQUENCE)
-    assert play.state is RunState.SAVING
-    assert stops(rolls_back(play)) == {"one": 0.0, "two": 0.0}
-    play.outstanding = Outstanding()
-    assert [type(a) for a in play.gone()][-1] is RollBack
-
-
-def test_a_rollback_after_a_real_failure_is_a_failure() -> None:
-    play = Play(hosts=2, workers=4).run()
-    play.raises(3, "ValueError: real")
-    rolls_back(play)
-    play.gone()
-    assert play.state is RunState.FAILED
-
-
-@pytest.mark.parametrize("most", [0, 2])
-def test_the_last_rollback_too_many_fails_with_the_story(most: int) -> None:
-    play = Play(failure_config=FailureConfig(max_failures=-1, max_rollbacks=most)).run()
-    for number in range(most):
-        rolls_back(play)
-        play.gone()
-        play.happens(RolledBack(f"/runs/run/checkpoint_{number}", {}))
-        play.reserve()
-        play.enter()
-    rolls_back(play)
-    play.gone()
-    summary = play.machine.summary()
-    assert play.state is RunState.FAILED
-    assert [failure.summary for failure in summary.failures] == ["Rollback: NaN"]
-    assert summary.no_retry == f"no rollback: FailureConfig(max_rollbacks={most}) allows no more"
-    assert summary.earlier_attempts == [
-        f"attempt {number} before: rank 0 on one asked to roll back before its first report (NaN); "
-        f"back to checkpoint_{number}"
-        for number in range(most)
-    ]
-
-
-def test_ctrl_c_ends_a_run_that_rolls_back() -> None:
-    play = Play().run()
-    rolls_back(play)
-    play.happens(StopRequested("SIGINT"))
-    play.gone()
-    assert play.state is RunState.STOPPED
+    [(_, start)] = told(actions, wire.Start)
+    assert [spec["skip_to"] for spec in start.ranks] == [SKIP_TO] * 2
 
 
 # -- restarts after the loss of a host -------------------------------------------------------------------------------
@@ -984,219 +402,10 @@ def elastic(least: int, most: int) -> dict[str, Any]:
     return {"scaling": ScalingConfig(num_workers=(least, most)), "orders": {"one": order(2), "two": order(2)}}
 
 
-SPARE = {"one": order(2), "two": order(2), "three": order(2)}
-
-
 def places(play: Play) -> list[str]:
     """The host of each rank."""
     assert play.machine.plan is not None
     return [rank.host for rank in play.machine.plan.ranks]
-
-
-def test_spare_slots_take_the_place_of_a_lost_host() -> None:
-    play, actions = after_a_loss(orders=SPARE)
-    assert (play.state, asked(actions)) == (RunState.CONNECTING, ["three"])
-    assert said(actions) == "ranks 2, 3 on two were lost: silent\ntrying to reach three"
-    actions = play.says("three", hello())
-    assert places(play) == ["one", "one", "three", "three"]
-    assert said(actions) == "4 workers on one, three, without two"
-    assert [host for host, _ in told(actions, wire.Prepare)] == ["three"]
-    play.begin_attempt()
-    play.all_succeed()
-    play.gone("one", "three")
-    assert play.state is RunState.FINISHED
-
-
-def test_spare_slots_on_a_host_that_is_there_are_used_at_once() -> None:
-    orders = {"one": order(2), "two": order(1), "three": order(4)}
-    play = Play(hosts=3, workers=4, orders=orders, failure_config=FailureConfig(max_failures=1)).run()
-    play.happens(HostLost("two", "silent"))
-    actions = play.gone("one", "three")
-    assert asked(actions) == []
-    assert places(play) == ["one", "one", "three", "three"]
-    assert dict(told(actions, wire.Prepare))["three"].workers == 2  # it had one, and as many threads for it
-
-
-def with_a_spare_host() -> Play:
-    """A run on one and two, with the host three that is not connected."""
-    play = Play(hosts=3, workers=4, orders=SPARE, failure_config=FailureConfig(on_slow="replace"))
-    play.hosts.remove("three")
-    return play.run()
-
-
-def test_a_spare_host_takes_the_place_of_a_slow_one_and_that_is_no_failure() -> None:
-    play = with_a_spare_host()
-    play.happens(CheckpointAvailable("/runs/run/checkpoint_000003"))
-    assert play.machine.spares_for("two") == ["three"]
-    actions = play.happens(HostSlow("two", "CPU"))
-    assert said(actions) == "two is slow (CPU); replaced by three at checkpoint_000003"
-    assert set(stops(actions)) == {"one", "two"}
-    play.raises(0, CONSEQUENCE)  # because another rank was stopped before it
-    actions = play.gone("one", "two")
-    assert [(a.failures, a.why) for a in actions if isinstance(a, AttemptEnded)] == [((), "two was slow: CPU")]
-    assert (said(actions), asked(actions)) == ("trying to reach three", ["three"])
-    actions = play.says("three", hello())
-    assert (places(play), said(actions)) == (["one", "one", "three", "three"], "4 workers on one, three, without two")
-    actions = play.reserve()
-    assert said(actions) == ""
-    assert {spec["checkpoint"] for _, start in told(actions, wire.Start) for spec in start.ranks} == {
-        "/runs/run/checkpoint_000003"
-    }
-    play.enter()
-    assert play.machine.spares_for("three") == []  # two is slow
-    assert play.happens(HostSlow("three", "CPU")) == []
-    play.raises(0)
-    play.gone("one", "three")
-    assert play.state is RunState.FAILED  # max_failures is 0
-
-
-def test_a_spare_host_that_cannot_be_reached_leaves_the_run_with_the_slow_one() -> None:
-    play = with_a_spare_host()
-    play.happens(HostSlow("two", "CPU"))
-    assert asked(play.gone("one", "two")) == ["three"]
-    assert asked(play.happens(HostLost("three", "no route"))) == ["two"]
-    play.says("two", hello())
-    assert places(play) == ["one", "one", "two", "two"]
-    play.begin_attempt()
-    assert play.happens(HostSlow("two", "CPU")) == []
-
-
-def test_a_stop_while_a_slow_host_is_replaced_ends_the_run() -> None:
-    play = with_a_spare_host()
-    play.happens(HostSlow("two", "CPU"))
-    play.raises(0, CONSEQUENCE)
-    play.happens(StopRequested("SIGINT"))
-    play.gone("one", "two")
-    assert play.state is RunState.STOPPED
-
-
-def test_a_slow_host_stays_once_a_rank_has_finished() -> None:
-    play = with_a_spare_host()
-    play.succeeds(0)
-    assert play.happens(HostSlow("two", "CPU")) == []
-
-
-def test_without_spare_slots_the_lost_host_is_tried_again() -> None:
-    play, actions = after_a_loss()
-    assert asked(actions) == ["two"]
-    assert "trying to reach two again" in said(actions)
-    actions = play.says("two", hello())
-    assert places(play) == ["one", "one", "two", "two"]
-    assert [host for host, _ in told(actions, wire.Prepare)] == ["two"]  # a fresh agent, which knows of nothing
-    assert (play.machine.attempt, play.machine.retries.used) == (1, 1)
-
-
-def test_a_lost_host_is_waited_for_and_then_named() -> None:
-    play, _ = after_a_loss(wait_s=5.0)
-    tries = 0
-    while play.state is RunState.CONNECTING:
-        tries += 1
-        play.happens(HostLost("two", "no route"))
-        if play.state is RunState.CONNECTING:
-            play.now = play.machine.deadline() or 0.0
-            assert asked(play.happens(Tick())) == ["two"]
-    assert play.state is RunState.FAILED
-    assert tries == 3  # at 0, 2 and 4 seconds
-    assert str(play.machine.problem) == (
-        "two: silent\n    tried again: no route\n"
-        "two did not come back within 5 s (FailureConfig.host_wait_s), and the other hosts have 2 slots for 4 workers. "
-        "Repair two, or give the run spare slots or num_workers=(min, max)"
-    )
-    assert play.machine.earlier_attempts == deque(["attempt 0 before: ranks 2, 3 on two were lost: silent"])
-
-
-def test_without_waiting_a_lost_host_is_tried_once() -> None:
-    """Its agent may just have been killed."""
-    play, actions = after_a_loss(wait_s=0.0)
-    assert asked(actions) == ["two"]
-    play.happens(HostLost("two", "no route"))
-    assert play.state is RunState.FAILED
-    assert "two did not come back at once" in str(play.machine.problem)
-
-
-def test_a_lost_host_that_does_not_answer_is_given_up_in_time() -> None:
-    play, _ = after_a_loss(wait_s=0.0)
-    play.now += HOST_ANSWER_TIMEOUT_S
-    play.happens(Tick())
-    assert play.state is RunState.FAILED
-    assert f"no answer within {HOST_ANSWER_TIMEOUT_S:g} s" in str(play.machine.problem)
-
-
-def test_the_budget_counts_lost_hosts() -> None:
-    play, _ = after_a_loss(restarts=1)
-    play.says("two", hello())
-    play.begin_attempt()
-    play.happens(HostLost("two", "silent again"))
-    assert asked(play.gone("one")) == []
-    assert (play.state, play.machine.problem) == (RunState.FAILED, "two: silent again")
-
-
-def test_the_only_host_may_come_back() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=1)).run()
-    actions = play.happens(HostLost("one", "its agent was killed"))
-    assert (play.state, asked(actions)) == (RunState.CONNECTING, ["one"])
-    play.connect()
-    play.begin_attempt()
-    assert play.state is RunState.RUNNING
-
-
-def test_a_host_lost_while_another_attempt_is_being_prepared_is_a_failure_like_others() -> None:
-    play, _ = after_a_loss()
-    play.says("two", hello())
-    assert play.state is RunState.RESERVING
-    assert stops(play.happens(HostLost("one", "silent"))) == {"two": 0.0}
-    assert asked(play.gone("two")) == ["one"]
-
-
-def test_a_host_lost_while_a_restart_is_waited_for_is_tried_when_it_starts() -> None:
-    config = FailureConfig(max_failures=2, backoff_s=5.0)
-    play = Play(hosts=2, workers=4, failure_config=config).run()
-    play.raises(0)
-    play.gone()
-    assert play.happens(HostLost("two", "silent")) == []
-    play.now += 5.0
-    assert asked(play.happens(Tick())) == ["two"]
-    play.says("two", hello())
-    play.begin_attempt()
-    assert play.state is RunState.RUNNING
-
-
-def test_a_run_that_waits_for_a_host_can_be_stopped() -> None:
-    play, _ = after_a_loss()
-    play.happens(StopRequested("SIGINT"))
-    assert play.state is RunState.STOPPED
-
-
-def test_a_failure_of_a_rank_is_not_what_a_run_ends_for_that_then_lacks_hosts() -> None:
-    config = FailureConfig(max_failures=2, backoff_s=5.0, host_wait_s=0.0)
-    play = Play(hosts=2, workers=4, failure_config=config).run()
-    play.raises(0)
-    play.gone()
-    play.happens(HostLost("two", "silent"))
-    play.now += 5.0
-    play.happens(Tick())
-    play.happens(HostLost("two", "no route"))
-    assert (play.state, play.machine.failures) == (RunState.FAILED, [])
-    assert str(play.machine.problem).startswith("two: silent")
-    assert play.machine.earlier_attempts == deque(
-        ["attempt 0 before: rank 0 on one failed: ValueError; its log: attempt_0/rank_0.log"]
-    )
-
-
-def test_a_host_that_is_told_lost_twice_is_lost_once() -> None:
-    play, _ = after_a_loss(restarts=0)
-    assert play.state is RunState.FAILED
-    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=1)).run()
-    play.happens(HostLost("two", "silent"))
-    assert play.happens(HostLost("two", "and gone")) == []
-    assert [failure.summary for failure in play.machine.failures] == ["lost: silent"] * 2
-
-
-def test_an_unreachable_host_is_replaced_at_the_start_and_that_is_said() -> None:
-    play = Play(hosts=3, workers=4, orders=SPARE)
-    play.says("one", hello())
-    assert asked(play.happens(HostLost("two", "no route"))) == ["three"]
-    assert said(play.says("three", hello())) == "4 workers on one, three, without two\n    two: no route"
 
 
 # -- several things at once ------------------------------------------------------------------------------------------
@@ -1216,38 +425,6 @@ def test_a_host_whose_ranks_have_done_their_work_is_not_missed() -> None:
     assert (play.state, play.machine.failures) == (RunState.FINISHED, [])
 
 
-def test_a_host_of_which_one_rank_has_done_its_work_is_lost_with_the_other() -> None:
-    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=3)).run()
-    play.succeeds(2)
-    assert stops(play.happens(HostLost("two", "cut"))) == {"one": 0.0}
-    assert "rank 3 on two was lost: cut" in said(play.gone("one"))
-
-
-def test_a_silent_host_is_lost_before_it_is_given_up() -> None:
-    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=1)).run()
-    play.raises(0)
-    play.gone("one")
-    play.now += STOP_TIMEOUT_S
-    assert play.happens(Tick()) == []
-    play.now += LEASE_S - STOP_TIMEOUT_S
-    assert asked(play.happens(HostLost("two", "silent for 15 s"))) == ["two"]
-    assert play.state is RunState.CONNECTING
-
-
-def test_stopping_again_does_not_take_longer() -> None:
-    play = Play(hosts=2, workers=4).run()
-    play.raises(0)
-    play.now += 5.0
-    for _ in range(2):
-        play.happens(StopRequested("SIGINT"))
-        assert play.machine.deadline() <= play.now - 5.0 + GRACE_S + LEASE_S + LEASE_MARGIN_S
-    play = Play(hosts=2, workers=4).run()
-    for _ in range(3):
-        play.happens(StopRequested("SIGINT"))
-        assert play.machine.deadline() <= 100.0 + GRACE_S + TERM_GRACE_S + STOP_TIMEOUT_S
-        play.now += 1.0
-
-
 def test_a_host_whose_ranks_have_returned_is_missed_if_its_checkpoints_are_not_committed() -> None:
     play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=3)).run()
     play.succeeds(2)
@@ -1259,90 +436,7 @@ def test_a_host_whose_ranks_have_returned_is_missed_if_its_checkpoints_are_not_c
     assert "ranks 2, 3 on two were lost: cut" in said(actions)
 
 
-def test_a_host_that_is_lost_with_a_checkpoint_when_all_ranks_have_returned_is_missed() -> None:
-    play = Play(hosts=2, workers=4).run()
-    play.all_succeed()
-    assert stops(play.happens(HostLost("two", "cut", owes=True))) == {"one": 0.0}
-    play.gone("one")
-    assert (play.state, [failure.rank for failure in play.machine.failures]) == (RunState.FAILED, [2, 3])
-
-
-def test_what_a_rank_has_raised_is_not_forgotten_when_its_host_is_lost_with_a_checkpoint() -> None:
-    play = Play(hosts=2, workers=4).run()
-    play.raises(2)
-    play.happens(HostLost("two", "cut", owes=True))
-    play.gone("one")
-    assert [failure.lost for failure in play.machine.failures] == [False, True]
-
-
-def test_this_machine_is_given_up_earlier_as_its_lease_is_for_ctrl_z() -> None:
-    play = Play(workers=2, orders={"one": order(2, is_local=True, lease_s=86400.0)}).run()
-    play.raises(0)
-    assert play.machine.deadline() == play.now + GRACE_S + STOP_TIMEOUT_S
-
-
-@pytest.mark.parametrize("backoff_s", [0.0, 3.0])
-def test_a_hang_that_is_told_after_its_attempt_has_ended_is_none(backoff_s: float) -> None:
-    config = FailureConfig(max_failures=3, backoff_s=backoff_s)
-    play = Play(hosts=2, workers=4, failure_config=config).run()
-    play.happens(HostLost("two", "silent"))
-    hung = HangDetected(after_s=2.0, where=("rank 0 somewhere",), suspects=(0,))
-    assert play.happens(hung) == []
-    play.gone("one")
-    state = play.state
-    assert play.happens(hung) == []
-    assert (play.state, play.machine.hung, play.machine.retries.used) == (state, None, 1)
-
-
-def test_an_end_that_is_told_again_while_the_lost_host_is_asked_is_one_end() -> None:
-    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=1, host_wait_s=30.0)).run()
-    play.raises(0)
-    play.gone("one")
-    assert asked(play.happens(HostLost("two", "cut"))) == ["two"]
-    assert play.gone("one") == []
-    assert (play.state, play.machine.retries.used) == (RunState.CONNECTING, 1)
-
-
-def test_a_host_that_comes_back_with_too_little_is_what_the_run_ends_for() -> None:
-    gpus = [{"name": "A", "uuid": f"GPU-{n}", "board": f"GPU-{n}"} for n in range(4)]
-    scaling = ScalingConfig(num_workers=4, use_gpu=True)
-    config = FailureConfig(max_failures=3, host_wait_s=30.0)
-    play = Play(hosts=2, workers=4, scaling=scaling, failure_config=config)
-    play.says("one", hello(gpus=gpus[:2]))
-    play.says("two", hello(gpus=gpus[2:]))
-    play.begin_attempt()
-    play.raises(0, CONSEQUENCE)
-    play.happens(HostLost("two", "cut"))
-    play.gone("one")
-    play.says("two", hello(gpus=gpus[2:3]))
-    assert (play.state, play.machine.failures) == (RunState.FAILED, [])
-    assert str(play.machine.problem).startswith("two has 1 GPU, but 2 workers")
-
-
-def test_each_lost_host_is_told_with_its_own_ranks_and_reason() -> None:
-    play = Play(hosts=3, workers=6, failure_config=FailureConfig(max_failures=1, host_wait_s=30.0)).run()
-    play.happens(HostLost("two", "cut"))
-    play.happens(HostLost("three", "power"))
-    told_of = said(play.gone("one"))
-    assert "ranks 2, 3 on two were lost: cut; ranks 4, 5 on three were lost: power" in told_of
-
-
 # -- as many workers as there are slots ------------------------------------------------------------------------------
-
-
-def test_of_min_and_max_the_most_that_there_are_slots_for_start() -> None:
-    assert places(Play(hosts=2, **elastic(1, 9)).run()) == ["one", "one", "two", "two"]
-    assert places(Play(hosts=2, **elastic(1, 3)).run()) == ["one", "one", "two"]
-
-
-def test_a_run_goes_on_smaller_when_the_lost_host_cannot_be_reached() -> None:
-    play, actions = after_a_loss(**elastic(1, 4))
-    assert asked(actions) == ["two"]  # its agent may just have been killed
-    actions = play.happens(HostLost("two", "no route"))
-    assert places(play) == ["one", "one"]
-    assert said(actions) == "2 workers on one, without two"
-    [(_, start)] = told(play.reserve(), wire.Start)
-    assert [spec["context"]["world_size"] for spec in start.ranks] == [2, 2]
 
 
 def test_a_run_does_not_wait_long_for_a_host_that_it_can_do_without() -> None:
@@ -1356,37 +450,6 @@ def test_a_run_does_not_wait_long_for_a_host_that_it_can_do_without() -> None:
     play.raises(0)
     play.gone("one")
     assert places(play) == ["one", "one", "two", "two"]
-
-
-def test_a_run_grows_again_at_a_restart() -> None:
-    play, _ = after_a_loss(**elastic(1, 4))
-    play.happens(HostLost("two", "no route"))
-    play.begin_attempt()
-    play.raises(0)
-    actions = play.gone("one")
-    assert asked(actions) == ["two"]
-    assert "trying to reach two again" in said(actions)
-    assert said(play.says("two", hello())) == "4 workers on one, two"
-    assert places(play) == ["one", "one", "two", "two"]
-
-
-def test_below_min_the_lost_host_is_waited_for() -> None:
-    play, _ = after_a_loss(wait_s=10.0, **elastic(3, 4))
-    play.happens(HostLost("two", "no route"))
-    assert play.state is RunState.CONNECTING
-    play.now += 10.0
-    play.happens(Tick())
-    play.happens(HostLost("two", "no route"))
-    assert play.state is RunState.FAILED
-    assert "the other hosts have 2 slots for 3 workers" in str(play.machine.problem)
-
-
-def test_a_run_of_min_and_max_starts_without_those_who_cannot_be_reached() -> None:
-    play = Play(hosts=2, **elastic(1, 4))
-    play.says("one", hello())
-    assert play.state is RunState.CONNECTING
-    assert "without two\n    two: no route" in said(play.happens(HostLost("two", "no route")))
-    assert places(play) == ["one", "one"]
 
 
 # -- where ranks meet ------------------------------------------------------------------------------------------------
@@ -1407,63 +470,24 @@ def where(started: dict[str, wire.Start]) -> list[tuple[str, str, Any]]:
     return [(s["environment"]["MASTER_ADDR"], to, s["defaults"].get("GLOO_SOCKET_IFNAME")) for s, to in specs]
 
 
-def test_ranks_of_one_machine_meet_on_loopback() -> None:
-    there = {"network": "n", "address": "10.0.0.1"}
-    _, (toward, started) = meeting(there, there)
-    assert toward == ""
-    assert where(started) == [("127.0.0.1", "", "lo")] * 2
-
-
-def test_ranks_of_several_machines_meet_where_ssh_has_reached_the_first() -> None:
-    _, (toward, started) = meeting({"network": "a", "address": "10.0.0.1"}, {"network": "b", "address": "10.0.0.2"})
-    assert toward == ""
-    assert where(started) == [("10.0.0.1", "10.0.0.1", None)] * 2
-
-
-def test_machines_that_cannot_be_told_apart_do_not_meet_on_loopback() -> None:
-    _, (_, started) = meeting({"network": "", "address": "10.0.0.1"}, {"network": "", "address": "10.0.0.2"})
-    assert where(started) == [("10.0.0.1", "10.0.0.1", None)] * 2
-
-
-def test_a_first_host_without_ssh_finds_its_address_by_the_way_to_the_second() -> None:
-    """Its own SSH_CONNECTION is that of a user who has logged in from elsewhere."""
-    first, second = {"network": "a", "address": "192.0.2.9"}, {"network": "b", "address": "10.0.0.2"}
-    _, (toward, started) = meeting(first, second, reserved="10.0.0.1", is_local=True)
-    assert toward == "10.0.0.2"
-    assert where(started) == [("10.0.0.1", "10.0.0.1", None)] * 2
-
-
-def test_the_users_own_address_and_port_are_taken() -> None:
-    first, second = {"network": "a", "address": "10.0.0.1"}, {"network": "b", "address": "10.0.0.2"}
-    wanted = {"MASTER_ADDR": "192.168.0.1", "MASTER_PORT": "29500"}
-    _, (_, started) = meeting(first, second, environment=wanted)
-    assert where(started) == [("192.168.0.1", "192.168.0.1", None)] * 2
-    assert {message.ranks[0]["environment"]["MASTER_PORT"] for message in started.values()} == {"29500"}
-
-
-def test_ranks_of_several_machines_meet_over_the_interface_that_the_user_has_chosen() -> None:
-    """Each host takes the first one of the list that it has, also the one without ssh."""
-    first = {"network": "a", "address": "192.0.2.9", "eth0": "192.0.2.9", "ib1": "10.8.0.1"}
-    second = {"network": "b", "address": "10.0.0.2", "ib0": "10.8.0.2", "ib1": "10.9.0.2"}
-    hosts = {name: order(1, interface="ib0,ib1", is_local=name == "one") for name in ("one", "two")}
-    play = Play(hosts=2, orders=hosts)
-    [(_, asked)] = told([*play.says("one", hello(**first)), *play.says("two", hello(**second))], wire.ReservePorts)
-    started = dict(told(play.says("one", wire.RendezvousPorts(attempt=0, ports=[4000])), wire.Start))
-    assert asked.peer == ""
-    assert where(started) == [("10.8.0.1", "10.8.0.1", "ib1"), ("10.8.0.1", "10.8.0.1", "ib0")]
-    nccl = [message.ranks[0]["defaults"]["NCCL_SOCKET_IFNAME"] for message in started.values()]
-    assert nccl == ["=ib1", "=ib0"]
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1", "localhost"])
-def test_several_machines_cannot_meet_on_loopback(address: str) -> None:
-    first, second = {"network": "a", "address": "10.0.0.1"}, {"network": "b", "address": "10.0.0.2"}
-    play, (_, started) = meeting(first, second, environment={"MASTER_ADDR": address})
-    assert not started
-    assert play.state is RunState.FAILED
-    problem = str(play.machine.problem)
-    assert problem.startswith(f"one: rank 0 cannot be reached from two: {address} means another machine on each host")
-    assert "MASTER_ADDR" in problem
+@pytest.mark.parametrize(
+    ("first", "second", "options", "meet"),
+    [
+        (("n", "10.0.0.1"), ("n", "10.0.0.1"), {}, ("127.0.0.1", "", "lo")),
+        (("a", "10.0.0.1"), ("b", "10.0.0.2"), {}, ("10.0.0.1", "10.0.0.1", None)),
+        (("", "10.0.0.1"), ("", "10.0.0.2"), {}, ("10.0.0.1", "10.0.0.1", None)),
+        (("a", "192.0.2.9"), ("b", "10.0.0.2"), {"reserved": "10.0.0.1"}, ("10.0.0.1", "10.0.0.1", None)),
+    ],
+    ids=["one machine", "where ssh has reached the first", "may be several machines", "the first without ssh"],
+)
+def test_ranks_meet_where_all_reach_the_first_host(
+    first: tuple[str, str], second: tuple[str, str], options: dict[str, Any], meet: tuple[str, str, str | None]
+) -> None:
+    """Without ssh, that is the way to the second; SSH_CONNECTION is that of a user who has logged in from elsewhere."""
+    hellos = [{"network": network, "address": address} for network, address in (first, second)]
+    toward, started = meeting(*hellos, **options, is_local=bool(options))[1]
+    assert toward == ("10.0.0.2" if options else "")
+    assert where(started) == [meet] * 2
 
 
 def test_an_unknown_address_is_an_error_that_says_so() -> None:
@@ -1472,30 +496,7 @@ def test_an_unknown_address_is_an_error_that_says_so() -> None:
     assert "the address of one is not known" in str(play.machine.problem)
 
 
-def test_every_host_gets_its_own_directory_path_and_environment() -> None:
-    orders = {
-        "one": order(1, environment={"A": "1"}),
-        "two": order(1, directory="/two", sys_path=["/x", None], environment={"A": "2"}, lease_s=3.0),
-    }
-    play = Play(hosts=2, orders=orders)
-    prepared = dict(told(play.connect(), wire.Prepare))
-    assert [(p.directory, p.environment, p.lease_s) for p in prepared.values()] == [
-        ("/work", {"A": "1"}, 15.0),
-        ("/two", {"A": "2"}, 3.0),
-    ]
-    specs = [message.ranks[0] for _, message in told(play.reserve(), wire.Start)]
-    assert [(spec["directory"], spec["sys_path"]) for spec in specs] == [("/work", ["/work"]), ("/two", ["/x", None])]
-
-
 # -- too late, too much ----------------------------------------------------------------------------------------------
-
-
-def test_progress_is_shown_more_and_more_rarely() -> None:
-    play, moments = Play(), []
-    while play.state is RunState.CONNECTING:
-        if "waiting for one" in said(play.tick()):
-            moments.append(play.now - 100.0)
-    assert moments == [FIRST_PROGRESS_S * factor for factor in (1, 3, 7)]
 
 
 def test_hosts_that_do_not_answer_in_time_are_named() -> None:
@@ -1517,24 +518,6 @@ def test_a_port_that_is_not_reserved_in_time_fails_the_run_with_that_reason() ->
     assert "could not be ended" not in str(play.machine.problem)
 
 
-def test_hosts_that_cannot_be_emptied_are_given_up_by_name() -> None:
-    play = Play(hosts=2, workers=4).run()
-    play.raises(0)
-    play.gone("one")
-    play.now += GRACE_S + LEASE_S + LEASE_MARGIN_S
-    play.happens(Tick())
-    assert play.state is RunState.FAILED
-    assert str(play.machine.problem).startswith("two: ")
-
-
-def test_missing_resources_fail_the_run_before_anything_starts() -> None:
-    play = Play(scaling=ScalingConfig(num_workers=2, use_gpu=True))
-    assert play.says("one", hello(gpus=[{"name": "NVIDIA H100", "uuid": "GPU-0", "board": "GPU-0"}])) == []
-    assert play.state is RunState.FAILED
-    assert play.machine.resources_missing
-    assert "one has 1 GPU," in str(play.machine.problem)
-
-
 # -- illegal moves ---------------------------------------------------------------------------------------------------
 
 
@@ -1551,43 +534,6 @@ def test_an_illegal_move_of_the_run_tells_the_story() -> None:
     play = Play().run()
     with pytest.raises(InvalidTransition, match=r"CONNECTING -> RESERVING(.|\n)*RUNNING -> WAITING"):
         play.machine._move(RunState.WAITING)
-
-
-def test_a_host_may_say_gone_twice_while_the_next_attempt_is_waited_for() -> None:
-    """Once as its workers have ended, and once as it is told to stop."""
-    play = Play(failure_config=FailureConfig(max_failures=1, backoff_s=5.0)).run()
-    play.raises(0)
-    play.gone()
-    assert play.state is RunState.WAITING
-    assert play.gone() == []
-    play.now += 5.0
-    assert any(isinstance(action, AttemptStarts) for action in play.happens(Tick()))
-    assert play.machine.retries.used == 1
-
-
-class _Endpoints(BackendConfig):
-    """A framework whose ranks listen."""
-
-    has_endpoints = True
-
-    def environment(self, plan: WorldPlan, rank: RankPlan, endpoints: Sequence[str]) -> dict[str, str]:
-        return {"ENDPOINTS": " ".join(endpoints)}
-
-
-def test_every_rank_has_an_endpoint_on_its_own_host() -> None:
-    hosts = {"one": order(2, is_local=True), "two": order(1)}
-    play = Play(hosts=2, workers=3, orders=hosts, backend=_Endpoints())
-    play.says("one", hello(network="a"))
-    asked = told(play.says("two", hello(network="b", address="fd77::2")), wire.ReservePorts)
-    assert [(host, reserve.ports, reserve.peer) for host, reserve in asked] == [("one", 3, "fd77::2"), ("two", 1, "")]
-    assert (
-        told(play.says("one", wire.RendezvousPorts(attempt=0, ports=[4000, 4001, 4002], address="fd77::1")), wire.Start)
-        == []
-    )
-    started = dict(told(play.says("two", wire.RendezvousPorts(attempt=0, ports=[5000])), wire.Start))
-    ranks = [spec["environment"] for message in started.values() for spec in message.ranks]
-    assert {rank["ENDPOINTS"] for rank in ranks} == {"[fd77::1]:4001 [fd77::1]:4002 [fd77::2]:5000"}
-    assert {(rank["MASTER_ADDR"], rank["MASTER_PORT"]) for rank in ranks} == {("fd77::1", "4000")}
 
 
 # -- many hosts ------------------------------------------------------------------------------------------------------
@@ -1677,15 +623,6 @@ def test_workers_start_when_the_checkpoint_is_verified_and_the_files_are_there(w
     assert start.ranks[0]["checkpoint"] == "/runs/run/checkpoint_000001"
 
 
-def test_a_host_that_is_lost_before_the_workers_start_ends_the_run() -> None:
-    play = Play()
-    play.outstanding = Outstanding(copying=True)
-    play.connect()
-    play.reserve()
-    play.happens(HostLost("one", "it vanished"))
-    assert play.state is RunState.FAILED
-
-
 def failed(**work: bool) -> Play:
     """A run that may restart, whose rank 1 has failed; no process is left."""
     play = Play(failure_config=FailureConfig(max_failures=1)).run()
@@ -1707,28 +644,6 @@ def test_the_next_attempt_starts_at_a_checkpoint_that_was_being_committed() -> N
     assert said(play.reserve()).startswith("restart 1 of 1, from checkpoint_000003")
 
 
-def test_the_next_attempt_waits_five_minutes_for_an_upload() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=1)).run()
-    play.outstanding = Outstanding(uploading=True)
-    play.raises(1)
-    assert said(play.gone()) == "waiting for the checkpoint that is being stored"
-    play.tick()
-    assert (play.state, play.now) == (RunState.RESERVING, 400.0)
-
-
-def test_the_end_of_a_run_waits_for_an_upload_without_limit() -> None:
-    play = Play().run()
-    play.all_succeed()
-    play.outstanding = Outstanding(uploading=True)
-    assert said(play.gone()) == ""
-    assert said(play.tick()) == "waiting for the checkpoint that is being stored"
-    assert (play.state, play.machine.deadline()) == (RunState.SETTLING, None)
-    play.happens(StopRequested("SIGINT"))
-    assert play.machine.deadline() == play.now + GRACE_S
-    waiting(play)
-    assert play.state is RunState.FINISHED
-
-
 @pytest.mark.parametrize("work", ["committing", "uploading"])
 @pytest.mark.parametrize("is_repeated", [False, True])
 def test_a_run_whose_last_checkpoint_is_not_stored_has_not_finished(work: str, *, is_repeated: bool) -> None:
@@ -1745,68 +660,3 @@ def test_a_run_whose_last_checkpoint_is_not_stored_has_not_finished(work: str, *
     else:
         waiting(play)
     assert play.state is (RunState.STOPPED if is_repeated or work == "uploading" else RunState.FINISHED)
-
-
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_a_rank_whose_last_checkpoint_is_lost_has_failed(restarts: int) -> None:
-    play = Play(failure_config=FailureConfig(max_failures=restarts)).run()
-    play.all_succeed()
-    play.outstanding = Outstanding(uploading=True, lost=(1, "checkpoint_000004 was only in memory"))
-    play.gone()
-    assert play.state is RunState.SETTLING  # perhaps an older one is being stored
-    play.outstanding = Outstanding(lost=(1, "checkpoint_000004 was only in memory"))
-    actions = play.happens(Tick())
-    if restarts:
-        assert said(actions) == "rank 1 on one was lost: checkpoint_000004 was only in memory"
-        assert play.state is RunState.RESERVING
-        play.outstanding = Outstanding()
-        play.begin_attempt()
-        play.all_succeed()
-        play.gone()
-        assert play.state is RunState.FINISHED
-    else:
-        assert play.state is RunState.FAILED
-        assert [failure.rank for failure in play.machine.failures] == [1]
-
-
-@pytest.mark.parametrize("is_repeated", [False, True])
-def test_a_run_that_should_stop_waits_for_an_upload_for_the_grace_or_until_the_next_signal(is_repeated: bool) -> None:
-    play = Play().run()
-    play.happens(StopRequested("SIGINT"))
-    play.outstanding = Outstanding(uploading=True)
-    play.gone()
-    assert play.machine.deadline() == play.now + GRACE_S
-    if is_repeated:
-        play.happens(StopRequested("SIGINT"))
-    else:
-        play.tick()
-    assert play.state is RunState.STOPPED
-
-
-def test_a_signal_while_the_checkpoint_of_a_failed_attempt_is_committed_forbids_the_restart() -> None:
-    play = failed(committing=True)
-    play.happens(StopRequested("SIGINT"))
-    assert play.state is RunState.SETTLING
-    play.happens(StopRequested("SIGINT"))
-    assert (play.state, play.machine.stop_reason) == (RunState.FAILED, None)
-
-
-def test_a_signal_while_the_last_checkpoint_is_committed_does_not_spoil_the_run() -> None:
-    play = Play().run()
-    play.all_succeed()
-    play.outstanding = Outstanding(committing=True)
-    play.gone()
-    assert said(play.happens(StopRequested("SIGTERM"))).startswith("SIGTERM: the run stops when its checkpoint is")
-    waiting(play)
-    assert play.state is RunState.FINISHED
-
-
-def test_a_host_that_is_lost_while_it_uploads_fails_ranks_that_had_finished() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=1, host_wait_s=60)).run()
-    play.all_succeed()
-    play.outstanding = Outstanding(uploading=True)
-    play.gone()
-    play.happens(HostLost("one", "it vanished", owes=True))
-    assert play.machine.lost_ranks == {0, 1}
-    waiting(play)
-    assert play.state is RunState.CONNECTING

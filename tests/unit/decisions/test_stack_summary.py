@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distrain.api.backend import BackendConfig
-from distrain.system.stacks import (
-    PHASES,
-    WHY_SILENT,
-    last_words,
-    location,
-    native_reason,
-    summarize_stacks,
-    suspects,
-)
+from distrain.system.stacks import PHASES, last_words, location, native_reason, summarize_stacks, suspects
 from distrain.worker import main, user_code
 
 OURS = "/opt/venv/lib/python3.11/site-packages/distrain"
@@ -54,61 +46,6 @@ def test_the_users_innermost_line_and_what_it_has_called() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrapper", ["wrapper", "inner", "_fn", "_call_impl", "__call__", "decorate_context", "<lambda>"]
-)
-def test_wrappers_are_not_what_was_called(wrapper: str) -> None:
-    frames = [(f"{TORCH}/x.py", 1, "deep"), (f"{TORCH}/x.py", 2, wrapper), ("/home/me/train.py", 3, "train")]
-    assert location(stack(frames)) == "in deep at train.py:3"
-
-
-def test_the_outermost_of_what_was_called_counts() -> None:
-    frames = [
-        ("/usr/lib/python3.11/selectors.py", 415, "select"),
-        ("/usr/lib/python3.11/multiprocessing/connection.py", 930, "wait"),
-        ("/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 700, "__next__"),
-        ("/home/me/train.py", 5, "epoch"),
-    ]
-    assert location(stack(frames)) == "in __next__ at train.py:5"
-
-
-def test_a_librarys_handler_of_signals_was_not_called_by_the_line_that_it_interrupts() -> None:
-    """Lightning's handler of SIGTERM meets the other ranks in a broadcast."""
-    connector = "/opt/venv/lib/python3.11/site-packages/lightning/pytorch/trainer/connectors/signal_connector.py"
-    handler = [(connector, 106, "_sigterm_notifier_fn"), (connector, 36, "__call__")]
-    frames = [*ALL_REDUCE[:2], *handler, ("/home/me/train.py", 24, "load_batch")]
-    assert location(stack(frames)) == "in load_batch at train.py:24"
-
-
-def test_our_own_functions_count_as_called() -> None:
-    frames = [
-        (f"{OURS}/wire/channel.py", 1, "wait"),
-        (f"{OURS}/collective.py", 24, "barrier"),
-        ("/home/me/train.py", 7, "f"),
-    ]
-    assert location(stack(frames)) == "in barrier at train.py:7"
-
-
-def test_an_editable_install_of_ours_is_ours_too() -> None:
-    frames = [
-        ("/home/me/distrain/worker/session.py", 1, "meet"),
-        ("/home/me/distrain/collective.py", 24, "barrier"),
-        ("/home/me/examples/train.py", 7, "train"),
-        ("/home/me/distrain/work/job.py", 90, "run"),
-        ("/home/me/distrain/worker/main.py", 80, "run_worker"),
-    ]
-    assert location(thread(frames)) == "in barrier at train.py:7"
-
-
-def test_a_folder_of_the_user_whose_name_begins_like_ours_is_the_users() -> None:
-    frames = [
-        ("/work/distrain_jobs/train.py", 7, "train"),
-        ("/work/distrain/work/job.py", 90, "run"),
-        ("/work/distrain/worker/main.py", 80, "run_worker"),
-    ]
-    assert location(thread(frames)) == "in train at train.py:7"
-
-
-@pytest.mark.parametrize(
     ("function", "phase"),
     [
         ("_disconnect_peers", "at the end of train_func"),
@@ -126,11 +63,6 @@ def test_without_a_frame_of_the_user(function: str, phase: str) -> None:
 def test_the_phases_are_named_after_functions_of_a_worker() -> None:
     functions = {**vars(main), **vars(user_code), **vars(BackendConfig)}
     assert {name for name in PHASES if callable(functions.get(name))} == PHASES.keys()
-
-
-def test_a_function_of_the_user_with_a_name_of_ours_is_the_users() -> None:
-    frames = [("/home/me/train.py", 7, "setup"), *BOTTOM]
-    assert location(thread(frames)) == "in setup at train.py:7"
 
 
 # -- last words ------------------------------------------------------------------------------------------------------
@@ -172,10 +104,6 @@ def test_what_nccls_watchdog_said_is_quoted_before_the_crash() -> None:
     ]
 
 
-def test_native_frames_do_not_push_out_the_message() -> None:
-    assert last_words(WATCHDOG.splitlines()) == WATCHDOG.splitlines()[:6]
-
-
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -199,11 +127,6 @@ def test_why_native_code_gave_up(line: str, reason: str | None) -> None:
     )
 
 
-def test_without_a_crash_the_last_lines_are_quoted() -> None:
-    assert last_words([f"line {n}" for n in range(30)]) == [f"line {n}" for n in range(20, 30)]
-    assert last_words([]) == []
-
-
 def test_what_libraries_print_in_any_run_is_not_quoted() -> None:
     """But a warning of the user's own code is."""
     noise = """\
@@ -214,37 +137,6 @@ def test_what_libraries_print_in_any_run_is_not_quoted() -> None:
     own = ["/home/me/train.py:7: UserWarning: the loss is nan", "  warn('the loss is nan')", "  indented", "bye"]
     assert last_words([*noise.splitlines(), *own]) == own
     assert last_words(noise.splitlines()) == []
-
-
-@pytest.mark.parametrize(
-    "text", ["", "\n", "Current thread 0x00007f12 (most recent call first):\n  <no Python frame>\n"]
-)
-def test_without_any_frame(text: str) -> None:
-    assert location(text) == "is at an unknown location: it has no Python frame"
-
-
-def test_the_main_thread_counts_wherever_it_stands() -> None:
-    pin = thread([("/opt/x/site-packages/torch/pin.py", 1, "loop")], "Thread 0x00007f01 (most recent call first):")
-    main = stack(ALL_REDUCE)
-    mine = thread([("/home/me/prefetch.py", 5, "fetch")], "Thread 0x00007f02 (most recent call first):")
-    assert location(pin + "\n" + main) == "in all_reduce at train.py:88"
-    assert location(main.replace("Current thread", "Thread") + "\n" + mine) == "in all_reduce at train.py:88"
-
-
-def test_threads_have_names_from_python_3_14_on() -> None:
-    title = "Thread 0x00007f01 [pin_memory] (most recent call first):"
-    assert location(thread([("/a/b.py", 1, "loop")], title) + "\n" + stack(TOKENIZE)) == "in split at tokenizer.py:12"
-
-
-def test_a_stack_that_was_cut_short() -> None:
-    """faulthandler shows 100 frames at most: the bottom is missing in a deep recursion."""
-    frames: Frames = [("/home/me/tree.py", 4, "descend")] * 100
-    assert location(thread(frames) + "  ...\n") == "in descend at tree.py:4"
-
-
-def test_a_function_in_a_notebook() -> None:
-    frames = [("Cell In[7]", 3, "train")]
-    assert location(stack(frames)) == "in train at Cell In[7]:3"
 
 
 # -- all ranks -------------------------------------------------------------------------------------------------------
@@ -258,20 +150,6 @@ def test_ranks_at_the_same_place_are_one_line_most_ranks_first() -> None:
     ]
 
 
-def test_the_place_inside_of_the_library_makes_no_difference() -> None:
-    other = [(f"{TORCH}/distributed_c10d.py", 2999, "all_reduce"), *ALL_REDUCE[1:]]
-    assert summarize_stacks({0: stack(ALL_REDUCE), 1: stack(other)}) == ["2 ranks (0, 1) in all_reduce at train.py:88"]
-
-
-def test_who_did_not_answer_and_who_has_finished_come_last() -> None:
-    lines = summarize_stacks({2: stack(TOKENIZE)}, silent=[5, 4], finished=[0, 1, 3])
-    assert lines == [
-        "rank 2 in split at tokenizer.py:12",
-        f"2 ranks (4, 5) did not answer: {WHY_SILENT}",
-        "3 ranks (0, 1, 3) finished train_func",
-    ]
-
-
 # -- whom the others wait for ----------------------------------------------------------------------------------------
 
 
@@ -279,7 +157,3 @@ def test_who_is_not_where_most_are_and_who_did_not_answer() -> None:
     stacks = {rank: stack(TOKENIZE if rank == 3 else ALL_REDUCE) for rank in range(5)}
     assert suspects(stacks, silent=[5]) == [3, 5]
     assert suspects(stacks) == [3]
-
-
-def test_all_at_the_same_place_are_all_suspects() -> None:
-    assert suspects({rank: stack(ALL_REDUCE) for rank in range(3)}) == [0, 1, 2]

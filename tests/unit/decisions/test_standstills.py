@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from distrain import wire
 from distrain.decisions.health.standstills import HANG_S, MUTE_S, Standstills
 
@@ -39,37 +37,6 @@ def test_ranks_wait_for_one_that_is_stuck() -> None:
     assert (hang.culprits, hang.since) == ([1], 0.0)
 
 
-def test_the_hang_counts_from_when_the_last_rank_moved() -> None:
-    run = Run()
-    run.stand("1", "stuck", "load_batch (a.py:4)")
-    run.stand("023", "waits", now=10.0)
-    assert run.standstills.deadline() == 7.0 + HANG_S
-    assert run.text(10.0) is None
-    hang = run.standstills.hang(7.0 + HANG_S)
-    assert hang is not None
-    assert hang.since == 7.0
-
-
-def test_several_ranks_are_stuck_in_several_ways() -> None:
-    run = Run()
-    run.stand("12", "stuck", "load (a.py:4)")
-    run.stand("3", "loops", "spin (a.py:5)")
-    run.stand("0", "waits")
-    assert run.text(12.0) == (
-        "ranks 1, 2 have been stuck in load (a.py:4) for 12 s; rank 3 has looped without any change in spin (a.py:5) "
-        "for 12 s; rank 0 waits for them in all_reduce (a.py:9)"
-    )
-
-
-def test_a_rank_that_works_is_waited_for_without_a_hang() -> None:
-    run = Run()
-    run.stand("023", "waits")
-    assert run.text(100.0) is None
-    run.stand("1", "stuck", "load (a.py:4)")
-    run.stand("1", "")
-    assert run.text(100.0) is None
-
-
 def test_ranks_that_wait_for_each_other_are_a_hang_only_if_nothing_arrives() -> None:
     run = Run()
     run.stand("0123", "waits")
@@ -81,13 +48,6 @@ def test_ranks_that_wait_for_each_other_are_a_hang_only_if_nothing_arrives() -> 
         "all ranks have been waiting for each other for 12 s: ranks 0, 2, 3 in all_reduce (a.py:9), "
         "rank 1 in broadcast (a.py:12)"
     )
-
-
-def test_those_that_are_left_when_a_rank_has_finished_may_wait_for_each_other() -> None:
-    run = Run()
-    run.standstills.ended(1, 0.0, ok=True)
-    run.stand("023", "blocked")
-    assert run.text(12.0) == "all ranks have been waiting for each other for 12 s: ranks 0, 2, 3 in all_reduce (a.py:9)"
 
 
 def test_all_stuck_outside_of_collectives_may_wait_for_anything() -> None:
@@ -109,11 +69,3 @@ def test_a_rank_that_says_nothing_is_asked_and_named_if_it_does_not_answer() -> 
     assert text.endswith("; ranks 0, 2, 3 wait for it in all_reduce (a.py:9)")
     run.stand("1", "")
     assert run.text(MUTE_S) is None
-
-
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_ranks_that_have_not_begun_are_no_hang(ranks: int) -> None:
-    standstills = Standstills(ranks={0}, expected=ranks)
-    standstills.heard(wire.Standstill(attempt=0, rank=0, state="blocked", place=WAITS, seconds=3.0), 3.0)
-    assert standstills.deadline() is None
-    assert standstills.hang(100.0) is None

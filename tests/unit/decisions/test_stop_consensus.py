@@ -10,128 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distrain import wire
-from distrain.decisions.stop_consensus import VOTE_TIMEOUT_S, StopConsensus
-
-
-def votes(*callers: int, asked: bool = True) -> StopConsensus:
-    made = StopConsensus(0)
-    for rank in callers:
-        assert made.vote(rank, 0, 0.0) == []
-    assert not asked or made.request_stop() == go_on(0, *callers)
-    return made
-
-
-def stop(call: int, *ranks: int) -> list[wire.StopDecision]:
-    return [wire.StopDecision(attempt=0, rank=rank, call=call, final=True) for rank in ranks]
-
-
-def go_on(call: int, *ranks: int) -> list[wire.StopDecision]:
-    return [wire.StopDecision(attempt=0, rank=rank, call=call) for rank in ranks]
-
-
-# -- who is asked ----------------------------------------------------------------------------------------------------
-
-
-def test_nobody_is_asked_before_there_is_a_request() -> None:
-    made = votes(0, 1, asked=False)
-    assert made.callers == {0, 1}
-    assert made.deadline is None
-
-
-def test_who_begins_to_call_later_is_asked_then() -> None:
-    made = votes(0)
-    assert made.vote(1, 0, 0.0) == go_on(0, 1)
-    assert made.callers == {0, 1}
-
-
-# -- all come to their votes -----------------------------------------------------------------------------------------
-
-
-def test_the_highest_call_is_where_all_stop() -> None:
-    made = votes(0, 1, 2)
-    assert made.vote(1, 7, 0.0) == []
-    assert made.vote(0, 8, 0.0) == []
-    assert made.vote(2, 7, 0.0) == stop(8, 0, 1, 2)
-    assert made.deadline is None
-
-
-def test_one_rank_decides_alone() -> None:
-    assert votes(3).vote(3, 5, 0.0) == stop(5, 3)
+from distrain.decisions.stop_consensus import StopConsensus
 
 
 def test_the_decision_stays() -> None:
-    made = votes(0)
-    assert made.vote(0, 5, 0.0) == stop(5, 0)
-    assert made.vote(1, 0, 0.0) == go_on(0, 1)
-    assert made.vote(1, 1, 9.0) == stop(5, 1)
-    assert made.deadline is None
+    made = StopConsensus(0)
+    assert made.vote(0, 0, 0.0) == []
+    assert made.request_stop() == [wire.StopDecision(attempt=0, rank=0, call=0)]
+    assert made.vote(0, 5, 0.0) == [wire.StopDecision(attempt=0, rank=0, call=5, final=True)]
+    assert made.vote(1, 0, 0.0) == [wire.StopDecision(attempt=0, rank=1, call=0)]
+    assert made.vote(1, 1, 9.0) == [wire.StopDecision(attempt=0, rank=1, call=5, final=True)]
     assert made.tick(100.0) == []
-
-
-def test_a_rank_that_finishes_is_not_waited_for() -> None:
-    made = votes(0, 1)
-    assert made.vote(0, 5, 0.0) == []
-    assert made.mark_finished(1) == stop(5, 0)
-    assert made.callers == {0}
-
-
-def test_the_vote_of_a_rank_that_has_finished_does_not_count() -> None:
-    made = votes(0, 1)
-    assert made.vote(1, 9, 0.0) == []
-    assert made.mark_finished(1) == []
-    assert made.vote(0, 5, 0.0) == stop(5, 0)
-
-
-def test_without_votes_there_is_no_decision() -> None:
-    made = votes(0, 1)
-    assert made.mark_finished(0) == []
-    assert made.mark_finished(1) == []
-    assert votes().mark_finished(0) == []
-
-
-def test_who_fails_while_it_waits_leaves_nothing_to_wait_for() -> None:
-    made = votes(0, 1)
-    made.vote(0, 7, 10.0)
-    made.mark_finished(0)
-    assert made.deadline is None
-
-
-# -- some do not come ------------------------------------------------------------------------------------------------
-
-
-def test_who_waits_is_sent_on_when_the_others_do_not_come() -> None:
-    made = votes(0, 1, 2)
-    assert made.vote(0, 7, 10.0) == []
-    assert made.vote(1, 6, 10.5) == []
-    assert made.deadline == 10.0 + VOTE_TIMEOUT_S
-    assert made.tick(10.0 + VOTE_TIMEOUT_S / 2) == []
-    assert made.tick(10.0 + VOTE_TIMEOUT_S) == go_on(8, 0, 1)
-    assert made.deadline is None
-
-
-def test_then_all_meet_at_the_next_call() -> None:
-    made = votes(0, 1)
-    made.vote(0, 7, 0.0)  # the other one has left its seventh call, and waits for this one in a collective
-    assert made.tick(VOTE_TIMEOUT_S) == go_on(8, 0)
-    assert made.vote(1, 8, 5.0) == []
-    assert made.vote(0, 8, 5.0) == stop(8, 0, 1)
-
-
-def test_who_comes_late_is_sent_on_at_once() -> None:
-    made = votes(0, 1)
-    made.vote(0, 7, 0.0)
-    made.tick(VOTE_TIMEOUT_S)
-    assert made.vote(1, 7, 5.0) == go_on(8, 1)
-    assert made.vote(1, 8, 6.0) == []
-    assert made.vote(0, 8, 6.0) == stop(8, 0, 1)
-
-
-def test_patience_grows() -> None:
-    made = votes(0, 1)
-    made.vote(0, 1, 0.0)
-    made.tick(VOTE_TIMEOUT_S)
-    made.vote(0, 2, 10.0)
-    assert made.deadline == 10.0 + 2 * VOTE_TIMEOUT_S
 
 
 @dataclass
