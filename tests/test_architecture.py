@@ -222,10 +222,6 @@ def test_a_package_says_what_happens_there_and_in_which_process(package: Module)
 
 
 LEAVES = ("torch", "tensorflow", "jax")
-PUBLIC_MODULES = {
-    "collective", "data", "huggingface", "jax", "lightgbm", "lightning", "page", "session", "tensorflow", "torch",
-    "trackers", "xgboost",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -380,12 +376,6 @@ def test_a_public_module_lists_its_names(name: str) -> None:
     assert set(names) <= top_level_names(MODULES[name].tree)
 
 
-def test_an_internal_module_lists_none() -> None:
-    for name in set(PLAIN) - set(PUBLIC):
-        with pytest.raises(AssertionError, match="no __all__"):
-            public_names(MODULES[name].tree)
-
-
 @pytest.mark.parametrize("package", ["", *LEAVES])
 def test_a_package_shows_names_that_are_there(package: str) -> None:
     shown = {
@@ -398,15 +388,6 @@ def test_a_package_shows_names_that_are_there(package: str) -> None:
     for name, home in shown.items():
         assert name in top_level_names(MODULES[home].tree)
     assert sorted(shown) == import_module(".".join(filter(None, ("distrain", package)))).__all__
-
-
-def test_dir_shows_the_public_names_and_modules_and_nothing_else() -> None:
-    assert sorted({*distrain.__all__, *PUBLIC_MODULES}) == dir(distrain)
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
-        _ = distrain.no_such_name
 
 
 # -- what an import loads --------------------------------------------------------------------------------------------
@@ -445,10 +426,6 @@ def test_the_coordinators_side_loads_no_framework(statement: str) -> None:
 
 def test_the_agent_loads_the_standard_library_and_us() -> None:
     assert loaded_by("import distrain.agent.main") <= sys.stdlib_module_names | {"distrain"}
-
-
-def test_all_public_names_can_be_had_without_a_framework() -> None:
-    assert not loaded_by("import distrain; [getattr(distrain, name) for name in distrain.__all__]") & HEAVY
 
 
 # -- exceptions ------------------------------------------------------------------------------------------------------

@@ -131,11 +131,6 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         found.door.close()
 
 
-@pytest.mark.sample(1, of="migrated scripts")
-def test_the_guide_with_object_storage(tmp_path: Path, bucket: str) -> None:
-    check_the_guide(finish_source(migrated("guide"), tmp_path, bucket), bucket)
-
-
 @pytest.mark.gpu(2)
 def test_the_guide_on_gpus(tmp_path: Path) -> None:
     storage = str(tmp_path / "runs")
@@ -188,20 +183,6 @@ def test_the_checkpoints_of_ray_air(tmp_path: Path) -> None:
     assert [(each["epoch"], each["_current_checkpoint_id"]) for each in found] == [(1, 1), (3, 2)]
     assert all(isinstance(each["_timestamp"], int) and each["_preprocessor"] is None for each in found)
     assert ran.output.count("best: [{}, {}]\n") == 2
-
-
-@pytest.mark.sample(1, of="migrated scripts")
-def test_the_training_of_ray_air(tmp_path: Path) -> None:
-    ran = finish_source(migrated("air_training"), tmp_path)
-    by_hand, prepared, mixed, first, second = map(reports, ran.results)
-    for by_rank in (by_hand, prepared):
-        assert sorted(by_rank[0][0].pop("seen") + by_rank[1][0].pop("seen")) == ROWS
-        told = {"global_batch_size": 4, "model": "DistributedDataParallel", "backend": "cpu:gloo"}
-        assert by_rank == {0: [told], 1: [told]}
-    told = {"computed_in": "torch.bfloat16", "weights": "torch.float32", "is_trained": True}
-    assert mixed == {0: [told], 1: [told]}
-    assert first == second
-    assert set(first) == {0, 1}
 
 
 def test_every_script_is_run() -> None:

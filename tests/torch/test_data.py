@@ -24,7 +24,6 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
-    SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -231,16 +230,6 @@ def test_ranks_share_an_order_of_the_users(kind: str, length: int, size: int, ep
     assert [len(loader) for loader in loaders] == [math.ceil(length / size)] * size
 
 
-@pytest.mark.parametrize("kind", sorted(set(PERMUTING) - {"list"}))
-def test_every_epoch_has_an_order_of_its_own(kind: str) -> None:
-    loaders = on_every_rank(2, lambda: DataLoader(range(40), batch_size=None, sampler=PERMUTING[kind](40)))
-    orders = [interleaved(passes(loaders)) for _ in range(3)]
-    assert orders[0] != orders[1] != orders[2]
-    for loader in loaders:
-        loader.sampler.set_epoch(1)
-    assert interleaved(passes(loaders)) == orders[1]
-
-
 SEEDED: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
     "torch.manual_seed": lambda generator: DataLoader(range(40), shuffle=True),
     "the loader's": lambda generator: DataLoader(range(40), shuffle=True, generator=generator),
@@ -268,20 +257,6 @@ def test_the_seed_of_the_user_decides_the_order(name: str) -> None:
 
     assert order(1, 1) == order(1, 2, drawn=3) != order(2, 2)
     assert sorted(order(1, 2)) == [*range(40)]
-
-
-def test_drawing_with_replacement_is_shared_out_too() -> None:
-    data = range(10)
-    for make, count in (
-        (lambda: RandomSampler(data, replacement=True, num_samples=7), 8),
-        (lambda: RandomSampler(data, num_samples=4), 4),
-        (lambda: WeightedRandomSampler([0.0] * 9 + [1.0], 6), 6),
-    ):
-        shares = passes(on_every_rank(2, lambda make=make: DataLoader(data, batch_size=None, sampler=make())))  # type: ignore[misc]
-        assert len(interleaved(shares)) == count
-    assert set(interleaved(shares)) == {9}
-    again = on_every_rank(2, lambda: DataLoader(data, batch_size=None, sampler=RandomSampler(data, replacement=True)))
-    assert len(set(interleaved(passes(again)))) < 10
 
 
 def test_drawing_an_order_leaves_the_random_state_alone() -> None:
@@ -318,26 +293,6 @@ def test_ranks_get_whole_batches_of_a_batch_sampler(length: int, size: int, batc
     assert set(order) == set(batches)
     assert [len(loader) for loader in loaders] == [math.ceil(len(batches) / size)] * size
     assert [sampler.epochs[0] for sampler in samplers] == [5] * size
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_plain_batch_sampler_has_its_sampler_shared_out(shuffle: bool) -> None:
-    data = range(22)
-    kind = RandomSampler if shuffle else SequentialSampler
-
-    def make() -> DataLoader[Any]:
-        return DataLoader(data, batch_sampler=BatchSampler(kind(data), 3, drop_last=True), collate_fn=list)
-
-    loaders = on_every_rank(2, make)
-    expected = []
-    for rank, loader in enumerate(loaders):
-        loader.sampler.set_epoch(3)
-        sampler = DistributedSampler(data, 2, rank, shuffle=shuffle, seed=100)
-        sampler.set_epoch(3)
-        expected.append(list(DataLoader(data, batch_size=3, sampler=sampler, drop_last=True, collate_fn=list)))
-        assert isinstance(loader.sampler, DistributedSampler)
-        assert (loader.batch_sampler.batch_size, loader.batch_sampler.drop_last) == (3, True)
-    assert passes(loaders) == expected
 
 
 def test_an_order_without_a_length_cannot_be_shared_out() -> None:

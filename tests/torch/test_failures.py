@@ -8,12 +8,10 @@ import re
 import signal
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
-import psutil
 import pytest
 
 import distrain
@@ -96,31 +94,6 @@ def test_a_killed_rank_is_answered_by_a_restart_from_the_last_checkpoint(storage
     assert steps == {0: [0, 1, 2, 3, 4], 1: [5, 6, 7, 8, 9]}
 
 
-@sampled
-def test_children_of_a_data_loader_die_with_their_rank(storage: Path) -> None:
-    def train() -> None:
-        import torch
-        from torch.utils.data import DataLoader, TensorDataset
-
-        data = TensorDataset(torch.arange(100.0))
-        loader = DataLoader(data, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
-        iterator = iter(loader)
-        next(iterator)
-        children = [child.pid for child in psutil.Process().children()]
-        distrain.report({"children": children})
-        torch.distributed.barrier()
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            if distrain.get_context().get_world_rank() == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(60)
-
-    lines = reports(fit(train, storage, max_failures=1))
-    children = [pid for line in lines for pid in line["metrics"]["children"]]
-    assert len(lines) == 4
-    assert len(children) == 4 * 2
-    assert [pid for pid in children if psutil.pid_exists(pid)] == []
-
-
 # -- who is to blame -------------------------------------------------------------------------------------------------
 
 
@@ -179,43 +152,6 @@ def test_the_culprit_is_the_rank_that_failed_by_itself(
 
 
 @sampled
-def test_ranks_that_fail_alike_are_shown_once(storage: Path) -> None:
-    def train() -> None:
-        from torch import distributed as dist
-
-        dist.barrier()
-        raise ValueError(f"rank {dist.get_rank()} has a bad config")
-
-    with pytest.raises(distrain.WorkerGroupError) as caught:
-        fit(train, storage, workers=4)
-    assert str(caught.value).count("Traceback (most recent call last)") == 1
-    assert isinstance(caught.value.original, ValueError)
-    assert caught.value.culprit in range(4)
-
-
-@sampled
-def test_a_failure_before_the_process_group_names_the_stage(storage: Path) -> None:
-    class NotHere:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return int, ("no number",)
-
-    with pytest.raises(distrain.WorkerGroupError, match=r"invalid literal.*before train_func"):
-        fit(print, storage, config={"bad": NotHere()})
-
-
-@sampled
-def test_a_backend_that_this_torch_lacks_is_reported_from_the_worker(storage: Path) -> None:
-    trainer = TorchTrainer(
-        print,
-        torch_config=distrain.torch.TorchConfig(backend="xccl"),
-        run_config=distrain.RunConfig(storage_path=storage),
-    )
-    with pytest.raises(distrain.WorkerGroupError, match=r"(?i)xccl") as caught:
-        trainer.fit()
-    assert "setting up the process group" in str(caught.value)
-
-
-@sampled
 def test_a_second_process_group_is_explained(storage: Path) -> None:
     def train() -> None:
         from torch import distributed as dist
@@ -246,24 +182,6 @@ def test_the_store_outlives_a_rank_0_that_finishes_first(storage: Path) -> None:
 
     (line,) = reports(fit(train, storage))
     assert (line["rank"], line["metrics"]) == (1, {"read": "words"})
-
-
-@sampled
-@pytest.mark.parametrize("finished", [0, 1])
-def test_waiting_for_a_finished_rank_fails_at_once(storage: Path, finished: int) -> None:
-    def train() -> None:
-        import torch
-        from torch import distributed as dist
-
-        dist.barrier()
-        if dist.get_rank() != finished:
-            dist.all_reduce(torch.ones(1))
-
-    started = time.monotonic()
-    with pytest.raises(distrain.WorkerGroupError) as caught:
-        fit(train, storage)
-    assert caught.value.culprit == 1 - finished
-    assert time.monotonic() - started < 20
 
 
 def test_ranks_that_can_only_wait_for_one_that_has_finished_do_not_wait_forever(tmp_path: Path) -> None:

@@ -115,14 +115,6 @@ def test_loader_processes_do_not_matter(options: dict[str, Any]) -> None:
         assert sorted(row for step in steps for row in step) == list(range(40))
 
 
-def test_a_resumed_pass_has_the_batches_that_an_uninterrupted_one_has() -> None:
-    whole, _ = Ranks(2, loader("shuffled", 40, 4)).take()
-    first = Ranks(2, loader("shuffled", 40, 4))
-    begun, _ = first.take(2)
-    rest, _ = Ranks(2, loader("shuffled", 40, 4), first.positions()).take()
-    assert begun + rest == whole
-
-
 @pytest.mark.parametrize("kind", ["shuffled", "in order", "distributed", "batches", "custom"])
 def test_a_resumed_pass_pads_with_the_rows_of_an_uninterrupted_one(kind: str) -> None:
     for rows, ranks, size in ((10, 4, 1), (11, 3, 2), (3, 8, 1)):
@@ -132,23 +124,6 @@ def test_a_resumed_pass_pads_with_the_rows_of_an_uninterrupted_one(kind: str) ->
             begun, _ = first.take(taken)
             rest, _ = Ranks(ranks, loader(kind, rows, size), first.positions()).take()
             assert begun + rest == whole
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_stateful_data_loader_is_divided_as_a_data_loader(shuffle: bool) -> None:
-    """Its samplers are of classes of torchdata's own."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    def make(kind: Any) -> Make:
-        return lambda rank, ranks: kind(range(10), batch_size=2, shuffle=shuffle)
-
-    whole, _ = Ranks(2, make(DataLoader)).take()
-    assert Ranks(2, make(StatefulDataLoader)).take()[0] == whole
-    first = Ranks(2, make(StatefulDataLoader))
-    begun, _ = first.take(1)
-    rest, _ = Ranks(2, make(StatefulDataLoader), first.positions()).take()
-    assert begun + rest == whole
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

@@ -84,11 +84,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
             restore(other, model)
 
 
-def test_outside_of_a_worker_it_says_so() -> None:
-    with pytest.raises(RuntimeError, match="only works inside a worker"):
-        snapshot(nn.Linear(1, 1))
-
-
 def ddp(config: dict[str, Any]) -> None:
     modes = [SYNC, ASYNC, MEMORY]
     torch.manual_seed(distrain.get_context().get_world_rank())

@@ -93,16 +93,6 @@ def _steps(model: torch.nn.Module, number: int = 30, optimizers: int = 1) -> Non
             optimizer.step()
 
 
-def takes_steps() -> None:
-    _steps(torch.nn.Linear(2, 1))
-    print("has taken its steps" * (distributed.get_rank() == 0), file=sys.stderr)
-
-
-def has_two_optimizers() -> None:
-    _steps(torch.nn.Linear(2, 1), number=12, optimizers=2)
-    print("has taken its steps" * (distributed.get_rank() == 0), file=sys.stderr)
-
-
 def averages_late() -> None:
     model = torch.nn.Linear(2, 1)
     _steps(model)
@@ -168,12 +158,6 @@ def log_of(function: object, storage: Path) -> str:
 
 def test_ranks_that_train_alone_are_told_so_once(tmp_path: Path) -> None:
     assert log_of(alone, tmp_path).count(LINE) == 1
-
-
-@pytest.mark.parametrize("function", [takes_steps, has_two_optimizers])
-def test_ranks_that_train_alone_are_told_so_after_the_first_steps(function: object, tmp_path: Path) -> None:
-    before, _, after = log_of(function, tmp_path).partition("has taken its steps")
-    assert (before.count(LINE), after.count(LINE)) == (1, 0)
 
 
 @pytest.mark.sample(3)

@@ -60,31 +60,6 @@ def last_by_rank(result: distrain.Result) -> dict[int, dict[str, Any]]:
 # -- the process group -----------------------------------------------------------------------------------------------
 
 
-@sampled
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_ranks_share_a_gloo_process_group(storage: Path, start_method: str) -> None:
-    def train() -> None:
-        import torch
-        from torch import distributed as dist
-
-        total = torch.tensor([10.0 ** dist.get_rank()])
-        dist.all_reduce(total)
-        distrain.report(
-            {
-                "total": total,
-                "rank": dist.get_rank(),
-                "size": dist.get_world_size(),
-                "backend": dist.get_backend(),
-                "elastic": dist.is_torchelastic_launched(),
-            }
-        )
-
-    ranks = last_by_rank(fit(train, storage, workers=3, start_method=start_method))
-    assert ranks == {
-        rank: {"total": 111.0, "rank": rank, "size": 3, "backend": "gloo", "elastic": True} for rank in range(3)
-    }
-
-
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
 def test_a_worker_shares_nearly_all_memory_with_its_forkserver(storage: Path) -> None:
     def train() -> None:
@@ -175,17 +150,6 @@ def test_a_lone_worker_has_a_process_group_and_all_usable_cpus(storage: Path, mo
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert fit(train, storage, workers=1).return_value == [1.0, "gloo", usable_cpus(), str(usable_cpus())]
-
-
-def test_the_users_number_of_threads_wins(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def train() -> list[Any]:
-        import torch
-
-        return [torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]]
-
-    threads = usable_cpus()  # ours would be half of that
-    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
-    assert fit(train, storage, workers=2).return_value == [threads, str(threads)]
 
 
 # -- training --------------------------------------------------------------------------------------------------------
