@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
-
-quick_starts = pytest.mark.sample(1, of="quick starts")
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICE, JOB = yaml.safe_load_all((ROOT / "examples" / "kubernetes" / "training.yaml").read_text())
@@ -50,28 +44,3 @@ def environment(index: int, port: int) -> dict[str, str]:
         assert source in (None, INDEX)
         own[entry["name"]] = str(index) if source else entry["value"]
     return {**os.environ, **own, "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-
-
-@quick_starts
-def test_its_pods_train_together(tmp_path: Path) -> None:
-    command = [str(tmp_path) if word == "/runs" else word for word in CONTAINER["command"]]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    pods = [
-        subprocess.Popen(
-            [sys.executable, *command[1:], "--epochs", "1"],
-            cwd=ROOT,
-            env=environment(index, port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for index in range(JOB["spec"]["completions"])
-    ]
-    outputs = [pod.communicate(timeout=100)[0] for pod in pods]
-    assert [pod.returncode for pod in pods] == [0, 0], "\n".join(outputs)
-    for output in outputs:
-        assert "accuracy of the loaded checkpoint" in output
-    reports = [json.loads(line) for line in (tmp_path / "digits" / "metrics.jsonl").read_text().splitlines()]
-    assert {report["rank"] for report in reports} == {0, 1}

@@ -358,16 +358,6 @@ def test_at_the_end_stdout_has_one_object_and_nothing_else(distrain: Command, tm
     assert "stopped after" in stopped.stderr
 
 
-def test_a_launch_that_fails_is_an_object_too(tmp_path: Path) -> None:
-    (tmp_path / "taken").touch()
-    (tmp_path / "train.py").touch()
-    command = argv("run", "--json", "--storage-path", "taken", "train.py")
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    ended = json.loads(done.stdout)
-    assert (done.returncode, ended["exit_code"], ended["run"]) == (2, 2, None)
-    assert "taken" in ended["error"]
-
-
 def test_a_run_whose_process_is_elsewhere_or_takes_no_requests_says_where(distrain: Command, tmp_path: Path) -> None:
     from distrain.storage.run_lock import LocalLock
 
@@ -378,10 +368,3 @@ def test_a_run_whose_process_is_elsewhere_or_takes_no_requests_says_where(distra
     os.mkfifo(run / ".requests")
     assert "was started on far-away (process 7)" in distrain("stacks", "run", *place).stderr
     lock.release()
-
-
-def test_a_killed_run_is_shown_as_killed(distrain: Command, tmp_path: Path) -> None:
-    make_run(tmp_path / "runs", "run", status="running")
-    assert "killed" in distrain("ls", "runs").stdout
-    shown = " ".join(distrain("show", "run", "--storage-path", "runs").stdout.split())
-    assert "it continues if you start it again with --name run" in shown

@@ -155,13 +155,6 @@ def test_a_module_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
 
 
 @sampled
-def test_a_package_with_a_main_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "pack").mkdir()
-    (tmp_path / "pack" / "__main__.py").write_text("print(__name__, __package__)")
-    assert lines(launch("-m", "pack")) == ["[rank 0] __main__ pack"]
-
-
-@sampled
 def test_files_named_like_the_standard_library_do_no_harm(launch: Launch, tmp_path: Path) -> None:
     """The script still gets the directory's own first, as under plain python."""
     for name in ("queue", "inspect", "random", "json", "socket", "selectors", "struct"):
@@ -171,55 +164,6 @@ def test_files_named_like_the_standard_library_do_no_harm(launch: Launch, tmp_pa
     project.mkdir()
     (project / "train.py").write_text("import queue, inspect, random; print(queue.Queue.__name__)")
     assert lines(launch("project/train.py")) == ["[rank 0] Queue"]
-
-
-@sampled
-def test_a_module_beside_the_function_may_be_named_like_the_standard_library(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "queue.py").write_text("def train(): print('my queue')")
-    assert lines(launch("queue.py:train")) == ["[rank 0] my queue"]
-
-
-SPAWNING_SCRIPT = """
-import multiprocessing
-from torch.utils.data import DataLoader, Dataset
-
-class Squares(Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return Item(index**2)
-
-class Item:
-    def __init__(self, value):
-        self.value = value
-
-def collate(items):
-    return [item.value for item in items], items
-
-def double(value):
-    return 2 * value
-
-if __name__ == "__main__":
-    for context in ("fork", "spawn"):
-        options = {"num_workers": 1, "multiprocessing_context": context, "timeout": 20}
-        ((values, items),) = DataLoader(Squares(), batch_size=4, collate_fn=collate, **options)
-        print(context, values, all(type(item) is Item for item in items))
-    with multiprocessing.get_context("forkserver").Pool(1) as pool:
-        print("pool", pool.map(double, [1, 2]))
-"""
-
-
-@sampled
-@pytest.mark.parametrize("target", [["../project/train.py"], ["-m", "train"]])
-def test_a_script_may_have_children_of_every_start_method(launch: Launch, tmp_path: Path, target: list[str]) -> None:
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "train.py").write_text(SPAWNING_SCRIPT)
-    run = launch(*target, cwd=project)
-    contexts = [f"[rank 0] {context} [0, 1, 4, 9] True" for context in ("fork", "spawn")]
-    assert lines(run) == sorted([*contexts, "[rank 0] pool [2, 4]"])
-    assert "Traceback" not in run.stderr
 
 
 # -- functions -------------------------------------------------------------------------------------------------------
@@ -343,26 +287,6 @@ def test_a_script_that_is_killed_goes_on_at_its_checkpoint(launch: Launch, tmp_p
     assert result.error is None
 
 
-SNAPSHOT_SCRIPT = """
-from pathlib import Path
-
-snapshot = Path("snapshot")
-for epoch in range(int(snapshot.read_text()) if snapshot.exists() else 0, 6):
-    snapshot.write_text(str(epoch + 1))
-    if epoch in (2, 4):
-        raise OSError(116, "Stale file handle")
-print("epochs", snapshot.read_text())
-"""
-
-
-@sampled
-def test_a_script_with_snapshots_of_its_own_is_restarted_after_equal_failures(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SNAPSHOT_SCRIPT)
-    run = launch("--max-restarts", "3", "train.py")
-    assert lines(run) == ["[rank 0] epochs 6"]
-    assert "restart 2 of 3, from the script's own snapshot, if it keeps one (distrain has no checkpoint)" in run.stderr
-
-
 # -- scripts that call fit() ------------------------------------------------------------------------------------------
 
 FIT_SCRIPT = """
@@ -386,15 +310,6 @@ def test_a_script_that_calls_fit_is_refused(launch: Launch, tmp_path: Path, num_
     assert "LaunchError: this script was started by `distrain run`, and calls fit()" in run.stderr
     assert "Run it with `python script.py --lr 0.1`" in run.stderr
     assert not (tmp_path / "own").exists()
-
-
-@sampled
-def test_a_function_may_call_fit(launch: Launch, tmp_path: Path) -> None:
-    source = FIT_SCRIPT.format(num_workers=2).replace('if __name__ == "__main__":', "def tune():")
-    (tmp_path / "script.py").write_text(source)
-    run = launch("script.py:tune")
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.count("worker") == 2
 
 
 # -- a wrong command line --------------------------------------------------------------------------------------------

@@ -199,27 +199,6 @@ def test_a_script_gets_the_signal_that_came_and_can_save(
     assert json.loads((storage / "saved" / "run.json").read_text())["status"] == "stopped"
 
 
-SLEEPING_SCRIPT = """
-import os, signal, threading, time
-threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # so the other thread takes it, and this one sleeps on
-try:
-    print("ready", flush=True)
-    time.sleep(60)
-except KeyboardInterrupt:
-    open("saved-" + os.environ["RANK"], "w").close()
-"""
-
-
-def test_a_rank_that_sleeps_through_a_signal_is_woken(tmp_path: Path, storage: Path) -> None:
-    """Python has noted the signal, and would raise KeyboardInterrupt after the sleep."""
-    with running(tmp_path, storage, source=SLEEPING_SCRIPT) as popen:
-        popen.send_signal(signal.SIGINT)
-        _, errors = popen.communicate(timeout=20)
-    assert popen.returncode == 130, errors
-    assert len(list(tmp_path.glob("saved-*"))) == 2
-
-
 def test_a_script_that_needs_longer_than_the_limit_is_killed_and_the_option_is_named(
     tmp_path: Path, storage: Path
 ) -> None:
@@ -230,13 +209,6 @@ def test_a_script_that_needs_longer_than_the_limit_is_killed_and_the_option_is_n
     assert "passed on to the workers, which have 0.3 s to end" in errors
     assert "ranks that had not stopped were killed; --stop-grace gives them more time:" in errors
     assert "in save at train.py:" in errors
-
-
-def test_a_killed_launch_leaves_nothing(tmp_path: Path, storage: Path) -> None:
-    """The census after the test finds what is left."""
-    with running(tmp_path, storage) as popen:
-        popen.kill()
-        assert popen.wait(timeout=10) == -signal.SIGKILL
 
 
 # -- the screen ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -24,7 +23,6 @@ from distrain import (
     ValidationTaskConfig,
 )
 from distrain.api.ray_names import _DEFAULTS, IGNORED, MISSING
-from distrain.jax import JaxTrainer
 from distrain.tensorflow import TensorflowConfig, TensorflowTrainer
 from distrain.torch import TorchConfig, TorchTrainer
 
@@ -110,17 +108,6 @@ def test_other_names_are_refused_with_the_one_that_may_be_meant(
     assert str(raised.value) == f"{make.__name__}() got an unexpected keyword argument {typo!r}{meant}"
 
 
-def test_a_class_keeps_its_signature_and_its_copies() -> None:
-    from inspect import signature
-
-    assert "num_workers" in signature(ScalingConfig).parameters
-    shared = signature(DataParallelTrainer).parameters.keys() - {"backend_config"}
-    assert "run_config" in shared
-    for trainer in (JaxTrainer, TensorflowTrainer, TorchTrainer):
-        assert shared < signature(trainer).parameters.keys()
-    assert replace(RunConfig(name="a"), name="b") == RunConfig(name="b")
-
-
 MODULES = ["distrain", "distrain.tensorflow", "distrain.torch"]
 
 
@@ -130,13 +117,6 @@ def test_a_name_of_rays_is_explained(module: str, name: str) -> None:
     with pytest.raises(AttributeError) as raised:
         getattr(import_module(module), name)
     assert str(raised.value) == f"module {module!r} has no attribute {name!r}: {MISSING[name]}"
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_importing_a_name_of_rays_shows_the_sentence(module: str) -> None:
-    with pytest.raises(ImportError) as raised:
-        exec(f"from {module} import remote")
-    assert str(raised.value) == f"{module} has no 'remote': {MISSING['remote']}"
 
 
 @pytest.mark.parametrize("module", ["tune", "tune.schedulers", "train.torch", "air"])

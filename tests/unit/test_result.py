@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
 import pickle
 import random
 import re
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -85,12 +82,6 @@ def test_a_result_is_read_back(write_run: Write, monkeypatch: pytest.MonkeyPatch
         Result.from_path(root.parent)
 
 
-def test_best_checkpoints_follow_the_runs_own_config(write_run: Write) -> None:
-    config = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min")
-    root = write_run([], checkpoints=[{"loss": 3}, {"loss": 1}, {"loss": 2}], config=config)
-    assert scores(Result.from_path(root)) == [2, 1]
-
-
 def test_error_and_return_value_come_back(write_run: Write) -> None:
     root = write_run([])
     error = WorkerGroupError("rank 1 failed", worker_failures={1: ValueError("boom")}, culprit=1)
@@ -155,15 +146,6 @@ def test_the_metrics_of_a_validation_belong_to_the_report_that_asked_for_it(tmp_
 # -- the table -------------------------------------------------------------------------------------------------------
 
 
-def test_the_dataframe_has_every_report_with_nested_names(write_run: Write) -> None:
-    root = write_run([{"loss": 2.0, "eval": {"acc": 0.5}}, {"loss": math.nan, "eval": {"acc": 0.75}}])
-    frame = Result.from_path(root).metrics_dataframe
-    assert frame is not None
-    assert list(frame.columns) == ["loss", "eval/acc"]
-    assert list(frame["eval/acc"]) == [0.5, 0.75]
-    assert math.isnan(frame["loss"][1])
-
-
 def test_the_dataframe_has_exact_integers_and_no_name_twice(write_run: Write) -> None:
     large = 2**60 + 1
     frame = Result.from_path(write_run([{"tokens": large, "x": 1.5}, {"x": large, "y": 2**63}])).metrics_dataframe
@@ -218,19 +200,6 @@ def test_a_best_checkpoint_that_cannot_be_had_is_explained(write_run: Write) -> 
         result.get_best_checkpoint("acc", "max")
 
 
-def test_a_metric_that_is_never_a_number_is_not_said_to_be_missing(write_run: Write) -> None:
-    result = Result.from_path(write_run([], [{"loss": "high"}, {"loss": math.nan}]))
-    text = "no checkpoint has a comparable value for metric 'loss'; known metrics: loss"
-    with pytest.raises(RuntimeError, match=text):
-        result.get_best_checkpoint("loss", "min")
-
-
-def test_names_with_slashes_are_found_also_when_nested(write_run: Write) -> None:
-    metrics = [{"eval": {"a/b": {"c": 1}}}, {"eval": {"a/b": {"c": 3}}}, {"eval/a": {"b/c": 2}}]
-    result = Result.from_path(write_run([], metrics))
-    assert Path(result.get_best_checkpoint("eval/a/b/c", "max").path).name == "checkpoint_000001"
-
-
 def test_a_checkpoint_that_is_deleted_meanwhile_is_no_damage(
     write_run: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,15 +246,6 @@ def test_the_last_metrics_are_found_without_what_is_before_them(write_run: Write
         file.write(b'{"torn')
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert Result.from_path(root).metrics == {"loss": 2}
-
-
-@pytest.mark.parametrize("tail", [b"", b"{", b"x" * (200 << 10)])
-def test_a_damaged_end_of_the_metrics_is_passed_over(write_run: Write, tail: bytes) -> None:
-    root = write_run([{"loss": 2}])
-    with (root / "metrics.jsonl").open("ab") as file:
-        file.write(b"damaged\n" + tail)
-    with pytest.warns(UserWarning, match="skipped one of the last lines of .*metrics.jsonl"):
         assert Result.from_path(root).metrics == {"loss": 2}
 
 
@@ -343,16 +303,6 @@ def test_a_run_that_says_that_it_is_running_and_holds_no_lock_has_died(tmp_path:
     assert isinstance(error, ControllerError)
     assert str(error).startswith("the process that called fit() was killed, or its machine crashed: ")
     LocalStore(tmp_path / "run").close()  # looking has not taken the lock
-
-
-def test_looking_whether_a_run_has_died_does_not_keep_it_from_beginning(tmp_path: Path) -> None:
-    LocalStore(tmp_path / "run").close()
-    looks = os.open(tmp_path / "run" / ".lock", os.O_RDONLY)
-    fcntl.flock(looks, fcntl.LOCK_SH)
-    is_done = threading.Timer(0.01, os.close, [looks])
-    is_done.start()
-    LocalStore(tmp_path / "run").close()
-    is_done.join()
 
 
 def test_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

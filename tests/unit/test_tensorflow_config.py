@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 import pytest
@@ -114,11 +113,6 @@ def test_errors_that_mix_up_keras_are_explained(
         assert text in said
         assert "\n" not in said
         assert "TF_USE_LEGACY_KERAS" in said
-
-
-def test_where_keras_2_is_installed_it_is_not_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "find_spec", lambda name: ModuleSpec(name, None))
-    assert TensorflowConfig().explain(raised_in("train.py", NO_KERAS)) is None
 
 
 # -- tensorflow_backend ----------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -100,13 +99,6 @@ def test_the_old_name_works_and_says_so_at_the_users_line() -> None:
         trainer = TorchTrainer(print, torch_backend=config)
     assert [warning.filename for warning in warned] == [__file__]
     assert trainer._work.backend is config
-
-
-def test_the_new_name_says_nothing() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert TorchTrainer(print, torch_config=TorchConfig(timeout_s=7))._work.backend == TorchConfig(timeout_s=7)
-        assert TorchTrainer(print)._work.backend == TorchConfig()
 
 
 def test_both_names_at_once_are_refused() -> None:

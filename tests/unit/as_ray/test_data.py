@@ -258,11 +258,6 @@ def test_a_shuffle_without_a_seed_is_another_order_each_time(rd: Any) -> None:
     assert rows.random_shuffle(seed=0).take_all() == rows.random_shuffle(seed=0).take_all()
 
 
-def test_groups_are_mapped_by_the_object_of_a_class(rd: Any) -> None:
-    groups = rd.range(3).groupby("id")
-    assert groups.map_groups(Adds, concurrency=1, fn_constructor_args=[1], fn_args=[2]).take(1) == [{"id": 3}]
-
-
 def test_facts_are_told(rd: Any, tmp_path: Path) -> None:
     rows = rd.from_numpy(np.zeros((10, 2)))
     rows.set_name("mine")

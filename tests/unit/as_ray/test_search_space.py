@@ -6,7 +6,6 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from distrain.api.config import RunConfig
@@ -48,33 +47,6 @@ OF_RAY = {
 def test_a_seed_draws_what_ray_draws() -> None:
     assert sample(SPACE) == [OF_RAY]
     assert sample(SPACE, seed=1) != sample(SPACE, seed=2)
-
-
-def test_without_a_seed_numpys_global_one_counts() -> None:
-    space = {"u": tune.uniform(0, 1), "i": tune.randint(0, 1000), "c": tune.choice(range(1000))}
-    np.random.seed(3)
-    first = sample(space, seed=None)
-    assert first != sample(space, seed=None)
-    np.random.seed(3)
-    assert first == sample(space, seed=None)
-
-
-@pytest.mark.parametrize(
-    ("domain", "fits"),
-    [
-        (tune.uniform(-1, 2), lambda x: -1 <= x <= 2),
-        (tune.quniform(1, 2, 0.25), lambda x: 1 <= x <= 2 and x % 0.25 == 0),
-        (tune.loguniform(1e-3, 10), lambda x: 1e-3 <= x <= 10),
-        (tune.randint(3, 5), lambda x: x in (3, 4)),
-        (tune.qrandint(3, 10, 4), lambda x: x in (4, 8)),
-        (tune.lograndint(1, 9), lambda x: 1 <= x <= 8 and isinstance(x, int)),
-    ],
-    ids=str,
-)
-def test_values_are_within_their_bounds(domain: tune.Domain, fits: Callable[[Any], bool]) -> None:
-    values = domain.sample(size=200, random_state=5)
-    assert all(map(fits, values))
-    assert len(set(values)) > 1
 
 
 def test_functions_may_use_other_values_whenever_these_are_drawn() -> None:

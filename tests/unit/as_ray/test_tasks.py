@@ -129,21 +129,6 @@ def test_an_actor_keeps_its_state() -> None:
     assert ray.get(called.remote(counter)) == [5, 1, 7, 9]  # the actor, not a copy
 
 
-def test_the_constructor_of_an_actor_gets_its_arguments_as_a_task_does() -> None:
-    @ray.remote
-    class Holder:
-        def __init__(self, numbers: list[int], also: object) -> None:
-            numbers.append(7)
-            self.held = numbers, also
-
-        def get(self) -> object:
-            return self.held
-
-    numbers = [5]
-    assert ray.get(Holder.remote(numbers, also=ray.put("text")).get.remote()) == ([5, 7], "text")
-    assert numbers == [5]
-
-
 def test_actors_die() -> None:
     counter, other = Counter.options(name="one").remote(), Counter.remote()
     ray.kill(counter)

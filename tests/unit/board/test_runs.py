@@ -12,9 +12,7 @@ import pytest
 from distrain.board import runs
 from distrain.board.export import export
 from distrain.board.runs import Board
-from distrain.storage.lines import LONGEST_LINE
 from distrain.storage.runs.notes import Notes, write_notes
-from distrain.system.text import size
 from tests.unit.page.conftest import STARTED, Run
 
 if TYPE_CHECKING:
@@ -105,16 +103,6 @@ def test_only_what_was_added_is_read_and_only_changed_rows_are_sent(tmp_path: Pa
     report(live, 2, 2.0)
     assert changed(board, board.version).keys() == {"my-run"}
     assert changed(board)["my-run"]["curves"]["loss"]["y"] == [3.0, 2.0]
-
-
-def test_a_line_that_is_being_written_waits_for_its_end(live: Run) -> None:
-    board = Board(live.root.parent)
-    line = json.dumps({"time": STARTED, "attempt": 0, "rank": 0, "index": 1, "metrics": {"loss": 1.0}}).replace(" ", "")
-    file = live.root / "metrics.jsonl"
-    file.write_text(line[:40])
-    assert row_of(board)["curves"] == {}
-    file.write_text(line + "\n")
-    assert row_of(board)["curves"]["loss"]["y"] == [1.0]
 
 
 def test_a_restart_replaces_the_reports_that_it_repeats(live: Run) -> None:
@@ -218,34 +206,6 @@ def test_a_file_that_lost_lines_is_read_anew_and_nobody_waits_for_them(live: Run
     assert row_of(board)["curves"]["loss"]["y"] == [7.0, 5.0]
     file.write_text(file.read_text().splitlines(keepends=True)[0])
     assert row_of(board)["curves"]["loss"]["y"] == [7.0]
-
-
-@pytest.mark.parametrize("ends", [True, False])
-@pytest.mark.filterwarnings("ignore:skipped")
-def test_a_line_that_is_too_long_is_left_out(tmp_path: Path, ends: bool) -> None:
-    run = make(tmp_path)
-    report(run, 1, 1.0, waits={"data": 0, "text": "x" * 500_000})
-    with (run.root / "metrics.jsonl").open("a") as file:
-        file.write('{"rank":0,"metrics":{"loss":9},"x":"' + "z" * 2 * LONGEST_LINE + '"}\n' * ends)
-    if ends:
-        report(run, 3, 3.0)
-    row = row_of(Board(tmp_path))
-    assert row["curves"]["loss"]["y"] == ([1.0, 3.0] if ends else [1.0])
-    assert row["unread"] == 0
-
-
-@pytest.mark.filterwarnings("ignore:the first")
-def test_of_a_very_long_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "MOST_OF_LINES", 1000)
-    run = make(tmp_path)
-    for index in range(1, 101):
-        report(run, index, index)
-    row = row_of(Board(tmp_path))
-    assert 80 < row["curves"]["loss"]["x"][0] < 100 == row["step"]
-    assert (
-        row["note"]
-        == f"the first {size((run.root / 'metrics.jsonl').stat().st_size - 1000)} of metrics.jsonl were left out"
-    )
 
 
 @pytest.mark.filterwarnings("ignore:skipped")

@@ -214,12 +214,3 @@ def test_a_stranger_puts_no_other_file_of_the_user_in_its_place(
         os.lchown(project / "src" / "distrain.toml", STRANGER, STRANGER)
     with pytest.raises(WrongArgument, match="another user has put or linked it there"):
         layers(None)
-
-
-def test_own_links_to_a_config_file_are_followed_and_nobody_waits_for_a_pipe(project: Path) -> None:
-    (project / "shared.toml").write_text("storage-path = 'x'\n")
-    (project / "src" / "distrain.toml").symlink_to("../shared.toml")
-    assert layers(None)[0].options == {"storage-path": "x"}
-    (project / "src" / "distrain.toml").unlink()
-    os.mkfifo(project / "src" / "distrain.toml")
-    assert layers(None)[0].label.startswith("../pyproject.toml")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from distrain.cli import listing, showing
 from distrain.cli.main import run_main
 from tests.unit.storage.made import add_reports, make_run
 
@@ -64,20 +63,6 @@ def test_runs_are_sorted_by_the_best_value_of_a_metric(
     assert [run["name"] for run in json.loads(capsys.readouterr().out)["runs"]] == [f"train-{n}" for n in order[:2]]
     assert run_main(["ls", *sweeps, "--sort", metric[:-1]], []) == 2
     assert f"no run has reported a number '{metric[:-1]}'; did you mean {metric}?" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("columns", [60, 80, 140])
-def test_a_narrow_terminal_shows_the_most_important_columns(
-    sweeps: list[str], capsys: Output, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
-    for module in (listing, showing):
-        monkeypatch.setattr(module, "screen", lambda: (columns, 24))
-    for words in (["ls", *sweeps, "--sort", "val_acc"], ["compare", f"{sweeps[0]}/train-0", f"{sweeps[1]}/train-3"]):
-        assert run_main(words, []) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert max(map(len, lines)) <= columns
-    assert rows(capsys, "ls", *sweeps, "--sort", "val_acc")[0][2] == "BEST val_acc"
-    assert ("SCRIPT" in rows(capsys, "ls", *sweeps)[0]) == (columns == 140)
 
 
 def test_runs_are_compared_by_what_differs(sweeps: list[str], capsys: Output) -> None:

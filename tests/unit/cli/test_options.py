@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields
 from typing import Any
 
@@ -10,16 +9,12 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
-from distrain.api.tracker import name_of, trackers_of
 from distrain.cli.run import command
-from distrain.cli.run.config_options import BY_HAND, CONFIGS, NO_OPTION, config_from, named_options, names_of
+from distrain.cli.run.config_options import CONFIGS, NO_OPTION, config_from, named_options, names_of
 from distrain.cli.run.options import _INSTEAD, make_parser, parse
-from distrain.decisions.retries import RetryPolicy
-from distrain.errors import RankFailure
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import parse_hosts
 from distrain.system.arguments import in_users_words, options_named
-from distrain.system.log import warn
 
 KNOWN = make_parser()._option_string_actions
 
@@ -37,13 +32,6 @@ def test_every_field_has_an_option_or_a_reason_to_have_none(config: type) -> Non
     for field in fields(config):
         if field.name not in NO_OPTION:
             assert names_of(field.name)[0] in KNOWN, f"{config.__name__}.{field.name} has no option"
-
-
-def test_no_two_fields_share_an_option_and_the_tables_name_fields() -> None:
-    every = [field.name for config in CONFIGS for field in fields(config)]
-    assert len(every) == len(set(every))
-    assert {*BY_HAND, *NO_OPTION} <= set(every)
-    assert len(set(named_options().values())) == len(named_options())
 
 
 def test_without_options_the_configs_have_their_defaults() -> None:
@@ -98,13 +86,6 @@ def test_texts_name_options_on_the_command_line_only(text: str, expected: str) -
     assert in_users_words(text) == text
 
 
-def test_a_line_about_a_failure_keeps_the_words_of_the_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "rank 0 failed: ValueError: TrainConfig: num_workers=4 is more than max_failures"
-    with options_named(named_options()):
-        warn(line)
-    assert line in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -133,17 +114,6 @@ def test_a_wrong_value_is_reported_by_its_option(
     with pytest.raises(SystemExit, match="2"):
         command.run_command([*arguments, __file__], [])
     assert f"error: {said}" in capsys.readouterr().err
-
-
-def test_trackers_of_the_command_line_go_before_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISTRAIN_TRACKERS", "mlflow:tracking_uri=no-such")
-
-    def chosen(*arguments: str) -> list[str]:
-        trackers = command._run_config(options_of(*arguments)).trackers
-        return [name_of(tracker) for tracker in trackers_of(trackers, os.environ)]
-
-    assert chosen("--tracker", "tensorboard:directory=events") == ["tensorboard"]
-    assert chosen() == ["mlflow"]
 
 
 @pytest.mark.parametrize(
@@ -176,12 +146,3 @@ def test_dashes_may_be_underscores_and_what_has_no_effect_takes_a_value() -> Non
     options = options_of("--log_dir=logs", "--start_method", "spawn", "-r", "3", "-t3", "--max_failures", "1")
     assert (options.log_dir, options.start_method, options.max_failures) == ("logs", "spawn", 1)
     assert options.target == "train.py"
-
-
-def test_a_refusal_to_restart_names_the_option() -> None:
-    policy = RetryPolicy(FailureConfig(max_failures=3))
-    policy.ever_entered = True
-    failure = RankFailure(rank=0, host="a", order=1, summary="x", traceback="x", exit_code=1, consequence=False)
-    assert [policy.allow(failure, reports=1, checkpoint=None) for _ in range(2)] == [True, False]
-    with options_named(named_options()):
-        assert "(--retry-same-failure restarts anyway)" in in_users_words(str(policy.refusal))

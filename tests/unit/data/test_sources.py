@@ -86,18 +86,6 @@ def test_every_kind_of_data_gives_the_same_rows(tmp_path: Path) -> None:
         assert plain(as_dataset(value, "x").take(2)) == ROWS[:2], kind
 
 
-def test_formats_of_batches() -> None:
-    part = shard(data.from_items(ROWS))
-    (frame,) = part.iter_batches(batch_format="pandas")
-    assert frame.equals(pd.DataFrame(ROWS))
-    (table,) = part.iter_batches(batch_format="pyarrow")
-    assert table.to_pylist() == ROWS
-    with pytest.raises(
-        ValueError, match="batch_format must be one of 'default', 'numpy', 'pandas', 'pyarrow', got 'x'"
-    ):
-        part.iter_batches(batch_format="x")
-
-
 def test_columns_of_arrow_become_arrays(tmp_path: Path) -> None:
     table = pa.table({
         "list": [[1.0, 2.0], [3.0, 4.0]],
@@ -237,23 +225,6 @@ def test_functions_may_change_what_they_get() -> None:
         assert batch["x"].tolist() == [0.5] * 4
         batch["x"] += 1
         assert list(counted) == [{"x": 2, "list": [2]}]
-
-
-def test_parts_of_files_of_which_some_are_empty(tmp_path: Path) -> None:
-    for number, rows in enumerate([10, 0, 10, 10]):
-        table = pa.table({"id": pa.array(range(number * 10, number * 10 + rows), pa.int64())})
-        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=5)
-    rows = data.read_parquet(tmp_path)
-    assert [row["id"] for row in rows.limit(12).take(30)] == [*range(10), 20, 21]
-    some = rows.filter(lambda row: row["id"] < 5 or row["id"] >= 25)
-    for part in (some, some.random_shuffle(seed=1)):
-        train, test = part.train_test_split(0.2)
-        assert sorted(row["id"] for row in train.take() + test.take()) == [*range(5), *range(25, 40)]
-        assert (train.count(), test.count()) == (16, 4)
-    first = rows.limit(12).random_shuffle(seed=1)
-    assert first.count() == 12
-    (tmp_path / "3.parquet").unlink()  # no block of it is read
-    assert sorted(row["id"] for row in first.take(12)) == [*range(10), 20, 21]
 
 
 def test_a_function_that_raises_is_shown_with_its_own_line() -> None:
@@ -444,14 +415,6 @@ def test_options_without_effect_are_refused(read: Callable[[], Any], error: str)
         read()
 
 
-def test_columns_may_be_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"x": 1, "y": 2}\n')
-    schema = pa.schema([("x", pa.int64())])
-    strict = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
-    with pytest.raises(DataError, match=r"cannot read .*/a.json: JSON parse error: unexpected field"):
-        data.read_json(tmp_path, parse_options=strict).count()
-
-
 @pytest.mark.parametrize(("texts", "error"), [
     (['{"x": 1.5}\n{"x": 9007199254740993}\n'], "0"),
     (['{"x": 9223372036854775809}\n{"x": 1}\n'], "0"),
@@ -499,18 +462,6 @@ def test_hidden_names_do_not_count_unless_a_pattern_has_them(tmp_path: Path) -> 
         assert [row["x"] for row in data.read_parquet(path).take()] == found, pattern
 
 
-def test_options_of_pyarrow(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("x;y\n1;a\n")
-    options = pyarrow.csv.ParseOptions(delimiter=";")
-    types = pyarrow.csv.ConvertOptions(column_types={"x": pa.float32()})
-    rows = data.read_csv(tmp_path, parse_options=options, convert_options=types)
-    assert next(iter(shard(rows).iter_batches()))["x"].dtype == np.float32
-    assert rows.take() == [{"x": 1.0, "y": "a"}]
-    (tmp_path / "b.csv").write_text("a,b\n3,4\n1,2\n")
-    skips = data.read_csv(tmp_path / "b.csv", read_options=pyarrow.csv.ReadOptions(skip_rows_after_names=1))
-    assert (skips.count(), skips.take()) == (1, [{"a": 1, "b": 2}])
-
-
 def test_the_rows_to_shuffle_depend_on_their_size_in_memory(tmp_path: Path) -> None:
     """In Parquet, many equal texts take almost no space."""
     pq.write_table(pa.table({"text": ["a" * 1000] * 300_000}), tmp_path / "a.parquet")
@@ -546,26 +497,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         data.read_csv("/no/such").count()
     with pytest.raises(DataError, match=r"^cannot read example://a: Protocol not known: example$"):
         data.read_csv("example://a").count()
-
-
-def test_leaving_a_loop_ends_its_thread() -> None:
-    import threading
-    import time
-
-    before = threading.active_count()
-    for batch in shard(data.range(10_000)).iter_batches(batch_size=1, prefetch_batches=2):
-        assert batch["id"].tolist() == [0]
-        break
-    deadline = time.monotonic() + 5
-    while threading.active_count() > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_a_materialized_shard_has_the_ranks_own_rows() -> None:
-    in_memory = shard(data.range(10).map(lambda row: {"x": row["id"] * 2}), 1, 2).materialize()
-    assert [row["x"] for row in in_memory.iter_rows()] == [10, 12, 14, 16, 18]
-    assert in_memory.count() == 5
 
 
 def test_waiting_for_data_is_said_once_on_rank_0(
