@@ -1,4 +1,4 @@
-"""scripts/benchmark with its smallest settings: the table, the JSON, and what it says of bad interpreters."""
+"""scripts/benchmark with its smallest settings: the table, the JSON, and the pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest of examples/kubernetes: it fits the schemas of Kubernetes, and its pods train together."""
+"""The manifest of examples/kubernetes: it fits the schemas of Kubernetes, and itself."""
 
 from __future__ import annotations
 

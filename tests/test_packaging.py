@@ -1,4 +1,4 @@
-"""What is published: the sdist, the wheel, their metadata, and an editable install."""
+"""What is published: the sdist, the wheel and their metadata."""
 
 from __future__ import annotations
 

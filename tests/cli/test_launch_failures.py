@@ -133,25 +133,6 @@ def running(
             popen.kill()
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    ("number", "exit_code", "to_group"),
-    [(signal.SIGINT, 130, True), (signal.SIGINT, 130, False), (signal.SIGTERM, 143, False)],
-)
-def test_a_signal_stops_the_ranks_and_is_in_the_exit_code(
-    tmp_path: Path, storage: Path, number: signal.Signals, exit_code: int, to_group: bool
-) -> None:
-    """Ctrl-C goes to the whole process group of the terminal; kill to one process."""
-    with running(tmp_path, storage) as popen:
-        started = time.monotonic()
-        (os.killpg if to_group else os.kill)(popen.pid, number)
-        _, errors = popen.communicate(timeout=20)
-        assert popen.returncode == exit_code, errors
-        assert time.monotonic() - started < 10
-    assert "Traceback" not in errors
-    assert all((tmp_path / f"cleaned-{rank}").exists() for rank in (0, 1))
-
-
 SAVING_SCRIPT = """
 import os, signal, time
 

@@ -24,7 +24,6 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -278,29 +277,6 @@ def waits_for_a_script_that_polls() -> None:
     subprocess.run(["sh", "-c", "while ! test -e /nonexistent/ready; do sleep 0.2; done"], check=False)
 
 
-@stuck()
-def sleeps_with_a_heartbeat() -> None:
-    """time.sleep(), while a thread writes a line to a log twice a second."""
-
-    def beat() -> None:
-        with tempfile.TemporaryFile("w") as file:
-            while True:
-                file.write(f"{time.time()} {threading.active_count()}\n")
-                file.flush()
-                time.sleep(0.5)
-
-    threading.Thread(target=beat, daemon=True).start()
-    time.sleep(FOREVER_S)
-
-
-@hang(r"rank 1 has been stuck in polls_a_work \(hang_cases\.py:\d+\).*; ranks 0, 2, 3 wait for it in all_reduce")
-def polls_a_work(rank: int) -> None:
-    """irecv() of what nobody sends, and a loop that asks whether it has come."""
-    work = dist.irecv(tensor(), 0) if rank == 1 else None
-    while work and not work.is_completed():
-        time.sleep(0.01)
-
-
 # -- collectives that do not match -----------------------------------------------------------------------------------
 
 
@@ -397,44 +373,12 @@ def sends_what_nobody_receives(rank: int) -> None:
         dist.send(torch.ones(25_000_000), 0)
 
 
-@hang(r"(?s)(op\.preamble\.length|waiting for each other .*rank 0 in gather_object).*all_gather #2")
-def gathers_on_one_rank(rank: int) -> None:
-    """gather_object() on rank 0 only."""
-    if rank == 0:
-        dist.gather_object({"loss": 1.0}, [None] * 4)
-
-
 @hang(r"(?s)(op\.preamble\.length|have been waiting).*#\d+ ")
 def has_fewer_batches_with_fsdp(rank: int) -> None:
     """FSDP2 with one batch fewer on one rank."""
     model = fully_shard(torch.nn.Linear(8, 8), mesh=init_device_mesh("cpu", (4,)))
     for _ in range(2 if rank == 1 else 3):
         model(torch.ones(4, 8)).sum().backward()
-
-
-@hang(r"rank 1 has been stuck in rank_1 \(hang_cases\.py:\d+\).*; ranks 0, 2, 3 wait for it in monitored_barrier")
-def misses_a_monitored_barrier(rank: int) -> None:
-    """monitored_barrier() on all ranks but one."""
-
-    def rank_1() -> None:
-        time.sleep(FOREVER_S)
-
-    if rank == 1:
-        rank_1()
-    dist.monitored_barrier(timeout=timedelta(seconds=FOREVER_S))
-
-
-@hang(r"rank 1 has been stuck in rank_1 \(hang_cases\.py:\d+\).*; ranks? .*wait.* for it in all_reduce")
-def is_stuck_in_a_mesh(rank: int) -> None:
-    """A 2 × 2 mesh: rank 0 waits for the stuck rank 1, ranks 2 and 3 wait for rank 0."""
-
-    def rank_1() -> None:
-        time.sleep(FOREVER_S)
-
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    if rank == 1:
-        rank_1()
-    dist.all_reduce(tensor(), group=mesh.get_group("shard"))
 
 
 @hang(
@@ -486,25 +430,6 @@ def computes_in_a_child(rank: int) -> None:
     if rank == 0:
         code = f"import time; end = time.monotonic() + {HEALTHY_S}\nwhile time.monotonic() < end: pass"
         subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@healthy
-def computes_in_a_thread(rank: int) -> None:
-    """The main thread waits for a thread that computes."""
-    if rank == 0:
-        thread = threading.Thread(target=computes_in_python, args=(0,))
-        thread.start()
-        thread.join()
-
-
-@healthy
-def has_longer_batches(rank: int) -> None:
-    """One rank has twice as much to do in every step."""
-    for _ in range(6):
-        end = time.monotonic() + (2.0 if rank == 0 else 1.0)
-        while time.monotonic() < end:
-            torch.rand(200, 200) @ torch.rand(200, 200)
-        dist.all_reduce(tensor())
 
 
 @healthy
@@ -579,14 +504,6 @@ def steps_slowly(rank: int) -> None:
 
 
 @healthy
-def prints(rank: int) -> None:
-    """A line now and then."""
-    for _ in for_a_while() if rank == 0 else ():
-        time.sleep(0.7)
-        print("still here", flush=True)
-
-
-@healthy
 def was_stopped_and_then_computes(rank: int) -> None:
     """A rank that was stopped for 3 s, and then works for long, in functions that take their time."""
     if rank == 0:
@@ -634,29 +551,6 @@ def keeps_the_gil(rank: int) -> None:
                 break
             took, length = took * 1.618, length + 1
         re.match(r"(a|aa)+$", "a" * (length - 1) + "b")
-
-
-@healthy
-def copies_in_a_child(rank: int) -> None:
-    """dd with synchronous writes: a disk's work, and little of the CPU's."""
-    if rank == 0:
-        with tempfile.TemporaryDirectory() as folder:
-            for _ in for_a_while():
-                subprocess.run(
-                    ["dd", "if=/dev/zero", f"of={folder}/copy", "bs=4k", "count=500", "oflag=dsync"],
-                    check=True,
-                    stderr=subprocess.DEVNULL,
-                )
-
-
-@healthy
-def spawns_data_loader_workers(rank: int) -> None:
-    """DataLoader workers that are spawned, and import PyTorch, three times."""
-    if rank == 0:
-        for _ in range(3):
-            for number, _ in enumerate(DataLoader(Images(compute), num_workers=2, multiprocessing_context="spawn")):
-                if number == 1:
-                    break
 
 
 # -- the run ---------------------------------------------------------------------------------------------------------

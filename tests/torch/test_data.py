@@ -28,9 +28,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-import distrain
 from distrain.torch import get_device, get_devices, prepare_data_loader, prepare_model
-from tests.torch.ranks import acting_as, fit_on_gpus, run_on_ranks
+from tests.torch.ranks import acting_as, fit_on_gpus
 
 if TYPE_CHECKING:
     import subprocess
@@ -388,28 +387,6 @@ def test_every_other_option_of_a_loader_is_kept(some: dict[str, Any], of_workers
     assert before.sampler is not after.sampler
     for name in ("batch_size", "drop_last"):
         assert getattr(after.batch_sampler, name) == getattr(before.batch_sampler, name)
-
-
-@sampled
-def test_loader_workers_that_persist_hear_of_the_epoch(storage: Path) -> None:
-    def train() -> None:
-        import warnings
-
-        warnings.simplefilter("error")
-        before = DataLoader(range(10), batch_size=3, shuffle=True, num_workers=1, persistent_workers=True)
-        next(iter(before))  # its workers run
-        loader = prepare_data_loader(before)
-        epochs = []
-        for epoch in (0, 1, 0):
-            loader.sampler.set_epoch(epoch)
-            epochs.append([item for batch in loader for item in batch.tolist()])
-        distrain.report({"epochs": epochs})
-
-    ranks = [rank["epochs"] for rank in run_on_ranks(train, storage)]
-    for epoch in range(3):
-        assert sorted(interleaved([rank[epoch] for rank in ranks])) == list(range(10))
-    for rank in ranks:
-        assert rank[0] == rank[2] != rank[1]
 
 
 class Tagged(DataLoader[Any]):

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,50 +47,6 @@ def reports(result: distrain.Result) -> list[dict[str, Any]]:
     """Every report of every rank and attempt."""
     lines = (Path(result.path) / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
-
-
-# -- restarts --------------------------------------------------------------------------------------------------------
-
-
-def train_with_a_kill(config: dict[str, Any]) -> None:
-    """Ten steps of DDP with a checkpoint each; in the first attempt rank 1 is killed in the middle of a backward."""
-    import torch
-    from torch import nn
-
-    context = distrain.get_context()
-    model = prepare_model(nn.Linear(4, 4))
-    checkpoint = distrain.get_checkpoint()
-    first = 0
-    if checkpoint is not None:
-        with checkpoint.as_directory() as folder:
-            state = torch.load(Path(folder) / "state.pt")
-        model.load_state_dict(state["model"])
-        first = state["step"] + 1
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(first, 10):
-        loss = model(torch.ones(2, 4)).pow(2).mean()
-        if step == 5 and context.get_world_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        with tempfile.TemporaryDirectory() as folder:
-            torch.save({"model": model.state_dict(), "step": step}, Path(folder) / "state.pt")
-            distrain.report({"step": step}, distrain.Checkpoint.from_directory(folder))
-
-
-@sampled
-def test_a_killed_rank_is_answered_by_a_restart_from_the_last_checkpoint(storage: Path) -> None:
-    result = fit(train_with_a_kill, storage, max_failures=1)
-    assert result.error is None
-    assert result.metrics == {"step": 9}
-    steps = {
-        attempt: [
-            line["metrics"]["step"] for line in reports(result) if (line["attempt"], line["rank"]) == (attempt, 0)
-        ]
-        for attempt in (0, 1)
-    }
-    assert steps == {0: [0, 1, 2, 3, 4], 1: [5, 6, 7, 8, 9]}
 
 
 # -- who is to blame -------------------------------------------------------------------------------------------------

@@ -295,8 +295,6 @@ def test_a_rank_that_cannot_use_the_storage_is_named_on_all(start: Callable[...,
         assert f"rank {culprit} on " in text or rank == culprit
 
 
-# -- many fits in one start --------------------------------------------------------------------------------------------
-
 # -- without a launcher -----------------------------------------------------------------------------------------------
 
 ALONE = """

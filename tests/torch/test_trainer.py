@@ -267,14 +267,3 @@ def test_fit_needs_torch_only_in_the_workers(
     run = user_script(TRAIN_WITHOUT_TORCH, start_method, env=no_torch_environment)
     assert (run.returncode, run.stdout) == (0, "sum 2.0\n"), run.stderr
     assert all(Path(no_torch_environment["HOOKED"], role).exists() for role in ("agent", "user"))
-
-
-@sampled
-def test_the_command_line_needs_torch_only_in_the_workers(tmp_path: Path, no_torch_environment: dict[str, str]) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import torch.distributed as d; d.init_process_group('gloo'); d.barrier(); print(d.get_rank())")
-    command = [sys.executable, "-m", "distrain.launch", "--num-workers", "2", "--storage-path", str(tmp_path / "runs")]
-    run = subprocess.run([*command, str(script)], env=no_torch_environment, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0, run.stderr
-    assert sorted(run.stdout.splitlines()) == ["[rank 0] 0", "[rank 1] 1"]
-    assert all(Path(no_torch_environment["HOOKED"], role).exists() for role in ("agent", "user"))

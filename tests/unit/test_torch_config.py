@@ -25,11 +25,7 @@ def context(devices: tuple[int, ...] = (), *, shares_gpu: bool = False, rank: in
     [
         (None, context(), "gloo"),
         (None, context((0,)), "nccl"),
-        (None, context((2, 3)), "nccl"),
         (None, context((0,), shares_gpu=True), "gloo"),
-        ("gloo", context((0,)), "gloo"),
-        ("gloo", context((0,), shares_gpu=True), "gloo"),
-        ("nccl", context((0,)), "nccl"),
         ("cpu:gloo,cuda:nccl", context((0,)), "cpu:gloo,cuda:nccl"),
         ("mpi", context((0,), shares_gpu=True), "mpi"),
     ],

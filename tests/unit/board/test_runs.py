@@ -193,21 +193,6 @@ def test_damage_and_odd_values_cost_nothing_else(tmp_path: Path, line: str) -> N
     json.dumps(row, allow_nan=False)
 
 
-def test_a_file_that_lost_lines_is_read_anew_and_nobody_waits_for_them(live: Run) -> None:
-    board = Board(live.root.parent)
-    file = live.root / "metrics.jsonl"
-    for index in range(1, 2001):
-        report(live, index, index)
-    board.look()
-    file.write_text("")  # between the look and the reading
-    assert row_of(board)["curves"] == {}
-    report(live, 1, 7.0)
-    report(live, 2, 5.0)
-    assert row_of(board)["curves"]["loss"]["y"] == [7.0, 5.0]
-    file.write_text(file.read_text().splitlines(keepends=True)[0])
-    assert row_of(board)["curves"]["loss"]["y"] == [7.0]
-
-
 @pytest.mark.filterwarnings("ignore:skipped")
 def test_an_export_has_all_curves_and_the_pages_of_the_runs(tmp_path: Path) -> None:
     storage = tmp_path / "runs"

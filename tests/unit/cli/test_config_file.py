@@ -122,15 +122,10 @@ def test_the_command_line_wins_over_the_target_and_that_over_the_file(project: P
     [
         ("num-wokers = 2", "distrain.toml: num-wokers: config files have no option num-wokers; did you mean num-wor"),
         ("hang-timeout = 'x'", "argument --hang-timeout: invalid float value: 'x' (distrain.toml: hang-timeout)"),
-        ("start-method = 'fork'", "argument --start-method: invalid choice: 'fork'"),
         ("use-gpu = 'yes'", "--use-gpu: must be true or false, got 'yes' (distrain.toml: use-gpu)"),
         ("hosts = 'alpha:0'", "alpha:2222 slots=4 (distrain.toml: hosts)"),
-        ("tracker = ['wandbb']", "did you mean wandb? (distrain.toml: tracker)"),
-        ("max-failures = -2", "an int of at least -1, got -2 (int) (distrain.toml: max-failures)"),
         ("set = {lr = 1}", "distrain.toml: set: config files have no option set"),
         ("hosts = 'a:1'\nhostfile = 'b'", "drop one of the two (distrain.toml: hosts, distrain.toml: hostfile)"),
-        ("hosts =", "distrain.toml: Invalid value"),
-        ("on = 5", "distrain.toml: on: must be tables of options, each under [on.NAME], got 5"),
         ("on.lab = 'x'", "distrain.toml: on: must be tables of options, each under [on.NAME], got {'lab': 'x'}"),
     ],
 )

@@ -23,12 +23,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     [
         (["--num-workers", "2"], "--num-workers: with --as-ray, the script calls fit() itself; write ScalingConfig"),
         (["--nproc-per-node", "2"], "write ScalingConfig(num_workers=...) there"),
-        (["--name", "x"], "write RunConfig(name=...) there"),
-        (["--storage-path", "x"], "write RunConfig(storage_path=...) there"),
-        (["--max-failures", "2"], "write FailureConfig(max_failures=...) there"),
         (["--deep"], "--deep: with --as-ray, the script calls fit() itself; leave it out"),
-        (["--check"], "--check: with --as-ray"),
-        (["--rdzv-id", "1"], "--rdzv-id: with --as-ray"),
         (["--hosts", "alpha:0"], "alpha"),
         (["--tracker", "nonsense"], "there is no tracker 'nonsense'"),
         (["--env", "NOT_SET_HERE"], "--env NOT_SET_HERE: is not set here"),

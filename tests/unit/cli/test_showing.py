@@ -13,26 +13,11 @@ import pytest
 from distrain.cli.main import command_of as command
 from distrain.cli.main import run_main
 from distrain.cli.showing import run_in_words
-from distrain.storage.runs.details import command_of
 from distrain.storage.runs.listing import find_run
 from tests.unit.storage.made import add_reports, make_run
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.mark.parametrize(
-    ("argv", "typed"),
-    [
-        (["train.py", "--lr", "0.1"], "python train.py --lr 0.1"),
-        (["/x/bin/distrain", "run", "a b"], "distrain run 'a b'"),
-        (["/x/distrain/launch.py", "train.py"], "python -m distrain.launch train.py"),
-        (None, ""),
-    ],
-)
-def test_a_command_is_shown_as_it_is_typed(tmp_path: Path, argv: list[str] | None, typed: str) -> None:
-    make_run(tmp_path, "run", argv=argv)
-    assert command_of(find_run("run", tmp_path)) == typed
 
 
 @pytest.mark.parametrize(

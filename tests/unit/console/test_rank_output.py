@@ -118,14 +118,6 @@ def test_ranks_are_aligned_and_name_their_hosts(
     assert capsys.readouterr().out == line
 
 
-def test_stdout_and_stderr_are_kept_apart(capsys: Console, output: RankOutput) -> None:
-    output.feed(1, b"to out")
-    output.feed(2, b"to err\n")
-    output.feed(1, b", still\n")
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("[rank 3] to out, still\n", "[rank 3] to err\n")
-
-
 def test_the_prefix_of_torch_is_not_shown_beside_ours(capsys: Console, log: Path) -> None:
     data = b"[rank3]: Traceback\n[rank3]:   File 'a.py'\n[rank3]:[W1122 12:00:00] slow\n[rank2]: somebody else\n"
     lines = ["Traceback", "  File 'a.py'", "[W1122 12:00:00] slow", "[rank2]: somebody else"]
@@ -298,17 +290,6 @@ def test_a_line_of_one_stream_replaces_the_bar_of_the_other_in_the_log(output: R
     output.close()
     assert log.read_bytes() == b"\r10%|##|\r{'loss': 1}\n\r20%\r30%\nEpoch 1 ...a warning\n"
     assert list(read_lines(log)) == ["{'loss': 1}", "30%", "Epoch 1 ...a warning"]
-
-
-def test_the_last_lines_of_a_flood_are_whole_and_of_both_streams(log: Path) -> None:
-    output = RankOutput(log, observers_of(shown=[]))
-    for n in range(300):
-        output.feed(1, b"".join(b"out %d %d %s\n" % (n, m, b"x" * 1000) for m in range(100)))
-        output.feed(2, b"error %d\n" % n)
-    output.feed(1, b"no end")
-    lines = output.last_lines
-    assert lines[-2:] == ["error 299", "no end"]
-    assert all(line.startswith("out 299 ") and len(line) > 1000 for line in lines[1:-2])
 
 
 def test_many_ranks_that_print_need_few_open_files(tmp_path: Path) -> None:

@@ -116,19 +116,15 @@ EVEN = frozenset(range(0, ROWS, 2))
 HALVES = frozenset(half["id"] for place in range(ROWS) for half in halves({"id": place}))
 SOURCES: dict[str, tuple[Callable[[Path], Dataset], frozenset[int] | None]] = {
     "parquet": (lambda folder: data.read_parquet(folder), ALL),
-    "parquet shuffled": (lambda folder: data.read_parquet(folder).random_shuffle(seed=3), ALL),
     "parquet windows": (lambda folder: data.read_parquet(folder).random_shuffle(seed=3, buffer_rows=10), ALL),
     "parquet limited": (lambda folder: data.read_parquet(folder).limit(50).random_shuffle(buffer_rows=9), FIRST),
     "parquet filtered": (lambda folder: data.read_parquet(folder).filter(is_even).random_shuffle(buffer_rows=9), EVEN),
     "parquet split": (lambda folder: data.read_parquet(folder).train_test_split(0.3, shuffle=True)[0], None),
     "parquet remade": (lambda folder: data.read_parquet(folder).flat_map(halves).random_shuffle(buffer_rows=9), HALVES),
     "csv": (lambda folder: as_dataset(str(folder / "*.csv"), "csv").random_shuffle(buffer_rows=16), ALL),
-    "arrow": (lambda folder: as_dataset(pa.table({"id": range(ROWS)}), "arrow").random_shuffle(), ALL),
-    "frame": (lambda folder: data.from_pandas(pd.DataFrame({"id": range(ROWS)})), ALL),
     "range filtered": (lambda folder: data.range(ROWS).filter(is_even).random_shuffle(), EVEN),
     "range remade": (lambda folder: data.range(ROWS).map_batches(even_rows, keeps_rows=None).random_shuffle(), EVEN),
     "torch": (lambda folder: as_dataset(Items(), "torch").random_shuffle(), ALL),
-    "callable": (lambda folder: as_dataset(Items, "callable").map(lambda row: row), ALL),
     "huggingface": (lambda folder: as_dataset(_huggingface(streamed=False), "huggingface").random_shuffle(), ALL),
     "huggingface stream": (lambda folder: as_dataset(partial(_huggingface, streamed=True), "hf"), ALL),
     "huggingface windows": (lambda folder: data.from_huggingface(_plain_stream()).random_shuffle(buffer_rows=9), ALL),
@@ -351,22 +347,6 @@ def test_a_checkpoint_in_a_validation_belongs_to_the_epoch_before_it(steps: int)
     assert list(validation) == WHOLE[2:]
     assert list(ids(parts["train"])) == list(ids(parts["val"])) == WHOLE
     assert [part.epoch for part in pair(after).values()] == [1, 1]
-
-
-def test_a_checkpoint_in_a_later_training_loop_is_after_the_validation() -> None:
-    """Also in a script that validates first, or in the training loop."""
-    parts = pair({})
-    assert parts["train"].epoch == 0
-    assert list(ids(parts["val"])) == WHOLE
-    training = ids(parts["train"])
-    next(training)
-    assert positions(parts)["val"][0]["epoch"] == 1
-    assert list(ids(parts["val"])) == WHOLE
-    assert (positions(parts)["train"][0]["epoch"], positions(parts)["val"][0]["epoch"]) == (0, 2)
-    kept = ids(parts["val"])
-    next(kept)
-    assert list(training) == WHOLE[1:]
-    assert positions(parts)["train"][0]["epoch"] == 1, "the loop over val has begun in the training loop"
 
 
 def test_a_loop_that_is_left_for_a_stop_goes_on_in_the_next_run() -> None:

@@ -22,7 +22,6 @@ import pytest
 import torch
 
 from distrain import data
-from distrain.as_ray.data.dataset import Dataset
 from distrain.data import loops
 from distrain.data.constructors import as_dataset
 from distrain.data.datasets import run_datasets
@@ -361,20 +360,12 @@ OPTIONS: list[tuple[str | bytes, dict[str, Any]]] = [
     ("title\n1,2\n", {"read_options": READ(skip_rows=1, column_names=["p", "q"])}),
     (TABLE, {"read_options": READ(skip_rows_after_names=1)}),
     (TABLE, {"read_options": READ(column_names=["p", "q"], use_threads=False)}),
-    (TABLE, {"read_options": READ(autogenerate_column_names=True, block_size=20)}),
     ("é,y\n1,é\n".encode("latin1"), {"read_options": READ(encoding="latin1")}),
     ("x;y\n1,5;2\n", {"parse_options": PARSE(delimiter=";"), "convert_options": CONVERT(decimal_point=",")}),
-    ("x,y\n'1,2',2\n", {"parse_options": PARSE(quote_char="'")}),
-    ('x,y\n"a""b",2\n', {"parse_options": PARSE(double_quote=False)}),
-    ("x,y\na\\,b,2\n", {"parse_options": PARSE(escape_char="\\")}),
     ('x,y\n"a\nb",2\n', {"parse_options": PARSE(newlines_in_values=True)}),
-    ("x\n1\n\n2\n", {"parse_options": PARSE(ignore_empty_lines=False)}),
     ("x,y\n1,2\n3\n4,5\n", {"parse_options": PARSE(invalid_row_handler=lambda row: "skip")}),
     (TABLE, {"convert_options": CONVERT(column_types={"x": pa.float32()}, null_values=["a"])}),
-    (TABLE, {"convert_options": CONVERT(strings_can_be_null=True)}),
     ('x,y\n1,""\n2,b\n', {"convert_options": CONVERT(strings_can_be_null=True, quoted_strings_can_be_null=False)}),
-    ("x,y\nyes,no\n", {"convert_options": CONVERT(true_values=["yes"], false_values=["no"])}),
-    (TABLE, {"convert_options": CONVERT(auto_dict_encode=True, auto_dict_max_cardinality=5)}),
     ("x,y\n01/02/2020,2\n", {"convert_options": CONVERT(timestamp_parsers=["%d/%m/%Y"])}),
 ]
 
@@ -515,49 +506,8 @@ def test_waiting_for_data_is_said_once_on_rank_0(
     assert errors.count("dataset 'x': train_func mostly waits for data: dataset 'x': ") == 1
 
 
-RAGGED = {
-    "first equal": [[1, 2], [3, 4], [5], [6, 7, 8]],
-    "one empty": [[1, 2], [3, 4], [], [5, 6]],
-    "one missing": [[1, 2], [3, 4], None, [5, 6]],
-    "equal": [[1, 2], [3, 4], [5, 6], [7, 8]],
-    "texts": [["a", "b"], ["c", "d"], ["e"], ["f", "g"]],
-    "matrices": [[[1], [2]], [[3], [4]], [[5, 6]], [[7, 8]]],
-}
-
-
 def same(batch: Any) -> Any:
     return batch
-
-
-def each_row(batch: dict[str, Any]) -> Any:
-    for place in range(len(batch["x"])):
-        yield {"x": batch["x"][place : place + 1]}
-
-
-JOINS: dict[str, Callable[[Dataset], Dataset]] = {
-    "map_batches": lambda rows: rows.map_batches(same, batch_size=2),
-    "generator": lambda rows: rows.map_batches(each_row, batch_size=3),
-    "filter": lambda rows: rows.map_batches(same, batch_size=2).filter(lambda row: True),
-    "union": lambda rows: rows.limit(2).union(rows.map_batches(same)),
-    "materialize": lambda rows: rows.map_batches(same, batch_size=1).materialize(),
-}
-
-
-@pytest.mark.parametrize("name", RAGGED)
-@pytest.mark.parametrize("join", JOINS)
-def test_rows_of_different_shapes_work_wherever_rows_are_joined(name: str, join: str, tmp_path: Path) -> None:
-    """Blocks in which all rows have one shape are joined with those in which they do not."""
-    values = RAGGED[name]
-    pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet", row_group_size=2)
-    expected = values[:2] + values if join == "union" else values
-    for rows in data.from_items([{"x": value} for value in values]), data.read_parquet(tmp_path):
-        for size in (1, 3, 9):
-            batches = list(shard(JOINS[join](Dataset.of(rows))).iter_batches(batch_size=size))
-            assert [listed(value) for batch in batches for value in batch["x"]] == expected
-            for batch in batches:
-                shapes = {np.shape(value) for value in batch["x"]}
-                is_one_array = len(shapes) == 1 and shapes != {()}
-                assert (batch["x"].ndim > 1) == is_one_array, "the form follows from the rows alone"
 
 
 def listed(value: Any) -> Any:

@@ -302,6 +302,3 @@ def test_the_end_of_a_run_neither_fails_nor_waits_for_its_page(restarted: Run, t
         file.truncate(100 << 20)
     PageAtEnd(restarted.root).hear(ended)
     assert not (restarted.root / "page.html").exists()
-
-
-# -- looks -----------------------------------------------------------------------------------------------------------
