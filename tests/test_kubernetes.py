@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ ROOT = Path(__file__).resolve().parent.parent
 SERVICE, JOB = yaml.safe_load_all((ROOT / "examples" / "kubernetes" / "training.yaml").read_text())
 POD: dict[str, Any] = JOB["spec"]["template"]["spec"]
 CONTAINER: dict[str, Any] = POD["containers"][0]
-INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
 @pytest.mark.parametrize("part", [SERVICE, JOB], ids=["service", "job"])
@@ -27,6 +25,8 @@ def test_its_names_and_numbers_fit_each_other() -> None:
     assert POD["subdomain"] == SERVICE["metadata"]["name"]
     assert SERVICE["spec"]["selector"].items() <= JOB["spec"]["template"]["metadata"]["labels"].items()
     fixed = {entry["name"]: entry.get("value") for entry in CONTAINER["env"]}
+    [rank] = [entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in CONTAINER["env"] if "valueFrom" in entry]
+    assert (fixed["RANK"], rank) == (None, "metadata.annotations['batch.kubernetes.io/job-completion-index']")
     assert fixed["MASTER_ADDR"] == f"{name}-0.{POD['subdomain']}"
     pods = JOB["spec"]["completions"]
     assert JOB["spec"]["parallelism"] == pods == int(fixed["WORLD_SIZE"])
@@ -34,13 +34,3 @@ def test_its_names_and_numbers_fit_each_other() -> None:
     mounts, volumes = ({entry["name"] for entry in part} for part in (CONTAINER["volumeMounts"], POD["volumes"]))
     assert mounts == volumes
     assert (ROOT / CONTAINER["command"][1]).exists()
-
-
-def environment(index: int, port: int) -> dict[str, str]:
-    """Return the environment of the pod with this index, as a process of this machine gets it."""
-    own = {}
-    for entry in CONTAINER["env"]:
-        source = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
-        assert source in (None, INDEX)
-        own[entry["name"]] = str(index) if source else entry["value"]
-    return {**os.environ, **own, "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}

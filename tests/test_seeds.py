@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import Result
-from tests.process.object_storage.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,20 +114,6 @@ def test_the_guide(tmp_path: Path) -> None:
     orders = [a["seen"] + b["seen"] for a, b in zip(first, second, strict=True)]
     assert [sorted(order) for order in orders] == [ROWS, ROWS], "each epoch, the workers share the rows"
     assert orders[0] != orders[1], "set_epoch() changes the order"
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A bucket of an S3 server of its own, and the environment that leads there."""
-    forget_connections()
-    with moto_server() as port:
-        found = Bucket(port, Door(port), BUCKET)
-        for name, value in found.environment.items():
-            monkeypatch.setenv(name, value)
-        found.filesystem.mkdir(BUCKET)
-        yield f"s3://{BUCKET}"
-        forget_connections()
-        found.door.close()
 
 
 @pytest.mark.gpu(2)

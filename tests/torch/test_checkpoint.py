@@ -19,8 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import distrain
 from distrain import Checkpoint, CheckpointError
-from distrain.torch import TorchCheckpoint, TorchTrainer, prepare_model
+from distrain.torch import TorchCheckpoint, prepare_model
 from distrain.torch.checkpoint import portable
+from tests.torch.ranks import fit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,11 +139,7 @@ def test_a_reported_model_can_be_had_from_the_result(storage: Path) -> None:
         distrain.report({"loss": 0.5}, checkpoint=TorchCheckpoint.from_model(model))
         return weight
 
-    result = TorchTrainer(
-        train,
-        scaling_config=distrain.ScalingConfig(num_workers=2),
-        run_config=distrain.RunConfig(storage_path=storage),
-    ).fit()
+    result = fit(train, storage)
     assert result.checkpoint is not None
     model = TorchCheckpoint(result.checkpoint.path).get_model()
     assert type(model).__name__ == "Net"

@@ -2,51 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import pytest
 
 import distrain
-from distrain.torch import TorchTrainer, prepare_model
+from distrain.torch import prepare_model
+from tests.torch.ranks import fit, reports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
 sampled = pytest.mark.sample(4, of="failures under torch")
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
-
-
-def fit(
-    train: Callable[..., Any],
-    storage: Path,
-    *,
-    workers: int = 2,
-    config: dict[str, Any] | None = None,
-    max_failures: int = 0,
-) -> distrain.Result:
-    return TorchTrainer(
-        train,
-        train_loop_config=config,
-        scaling_config=distrain.ScalingConfig(num_workers=workers),
-        run_config=distrain.RunConfig(
-            storage_path=storage,
-            failure_config=distrain.FailureConfig(max_failures=max_failures, retry_same_failure=True),
-        ),
-    ).fit()
-
-
-def reports(result: distrain.Result) -> list[dict[str, Any]]:
-    """Every report of every rank and attempt."""
-    lines = (Path(result.path) / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 # -- who is to blame -------------------------------------------------------------------------------------------------

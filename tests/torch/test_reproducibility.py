@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import pytest
@@ -13,8 +11,12 @@ import torch
 
 import distrain
 from distrain.api.context import TrainContext
-from distrain.torch import TorchTrainer, enable_reproducibility, prepare_data_loader
+from distrain.torch import enable_reproducibility, prepare_data_loader
 from distrain.worker.sniff_test import sniff
+from tests.torch.ranks import fit, last_by_rank
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 sampled = pytest.mark.sample(1, of="equal numbers")
 
@@ -79,14 +81,8 @@ def draw(config: dict[str, Any]) -> None:
 
 
 def run(storage: Path, seed: int | None) -> list[dict[str, Any]]:
-    result = TorchTrainer(
-        draw,
-        train_loop_config={"seed": seed},
-        scaling_config=distrain.ScalingConfig(num_workers=2),
-        run_config=distrain.RunConfig(storage_path=storage),
-    ).fit()
-    lines = [json.loads(line) for line in (Path(result.path) / "metrics.jsonl").read_text().splitlines()]
-    return [line["metrics"] for line in sorted(lines, key=lambda line: line["rank"])]
+    last = last_by_rank(fit(draw, storage, config={"seed": seed}))
+    return [last[rank] for rank in sorted(last)]
 
 
 @sampled

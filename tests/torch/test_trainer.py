@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import pytest
 
 import distrain
 from distrain.hosts.host_info import usable_cpus
-from distrain.torch import TorchConfig, TorchTrainer
+from distrain.torch import TorchConfig
+from tests.torch.ranks import fit, last_by_rank, reports
 
 sampled = pytest.mark.sample(4, of="training with torch")
 
@@ -24,37 +25,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot im
 
 START_METHODS = ("forkserver", "spawn")
 UserScript = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def fit(
-    train: Callable[..., Any],
-    storage: Path,
-    *,
-    workers: int = 2,
-    start_method: Any = "forkserver",
-    config: Mapping[str, Any] | None = None,
-    torch_config: TorchConfig | None = None,
-    max_failures: int = 0,
-) -> distrain.Result:
-    return TorchTrainer(
-        train,
-        train_loop_config=config,
-        torch_config=torch_config,
-        scaling_config=distrain.ScalingConfig(num_workers=workers, start_method=start_method),
-        run_config=distrain.RunConfig(
-            storage_path=storage, failure_config=distrain.FailureConfig(max_failures=max_failures)
-        ),
-    ).fit()
-
-
-def reports(result: distrain.Result) -> list[dict[str, Any]]:
-    """Every report of every rank and attempt."""
-    lines = (Path(result.path) / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def last_by_rank(result: distrain.Result) -> dict[int, dict[str, Any]]:
-    return {line["rank"]: line["metrics"] for line in reports(result)}
 
 
 # -- the process group -----------------------------------------------------------------------------------------------

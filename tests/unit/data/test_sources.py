@@ -506,14 +506,6 @@ def test_waiting_for_data_is_said_once_on_rank_0(
     assert errors.count("dataset 'x': train_func mostly waits for data: dataset 'x': ") == 1
 
 
-def same(batch: Any) -> Any:
-    return batch
-
-
-def listed(value: Any) -> Any:
-    return [listed(item) for item in value] if isinstance(value, (list, np.ndarray)) else value
-
-
 def test_huggingface_keeps_digits_and_decodes_images() -> None:
     import datasets
 

@@ -299,37 +299,3 @@ def test_values_are_those_that_pyarrow_reads(request: pytest.FixtureRequest) -> 
         check(source, column, values)
 
     all_values()
-
-
-# -- files whose columns differ ----------------------------------------------------------------------------------------
-
-HUGE = st.integers(2**53, 2**65) | st.integers(-(2**65), -(2**53))
-DATE = st.sampled_from(["2023-10-14", "2023-10-14T00:00:00Z", "12:30:00", "unknown"])
-FINITE = st.floats(allow_nan=False, allow_infinity=False)
-KINDS: dict[str, st.SearchStrategy[Any]] = {
-    "small": st.integers(-9, 9),
-    "long": LONG,
-    "huge": st.integers(-9, 9) | HUGE,
-    "floats": FINITE,
-    "numbers": st.integers(-9, 9) | FINITE,
-    "mixed numbers": LONG | HUGE | FINITE,
-    "flags": st.booleans(),
-    "dates": DATE,
-    "texts": st.sampled_from(["a", "b c", "x"]),
-    "lists": st.lists(st.integers(-9, 9) | FINITE, max_size=2),
-    "dicts": st.fixed_dictionaries({}, optional={"k": LONG, "m": DATE}),
-}
-"""Values of JSON by what they are."""
-
-
-@st.composite
-def files(draw: st.DrawFn) -> list[list[dict[str, Any]]]:
-    """The rows of some files. Any may lack a column, or change its kind; any row may lack a value."""
-    made = []
-    for _ in range(draw(st.integers(1, 3))):
-        kinds = draw(st.dictionaries(st.sampled_from("abc"), st.sampled_from(list(KINDS)), min_size=1))
-        row = st.fixed_dictionaries(
-            {"n": LONG}, optional={name: st.none() | KINDS[kind] for name, kind in kinds.items()}
-        )
-        made.append(draw(st.lists(row, min_size=1, max_size=4)))
-    return made
