@@ -224,19 +224,6 @@ def test_a_package_says_what_happens_there_and_in_which_process(package: Module)
 LEAVES = ("torch", "tensorflow", "jax")
 
 
-@pytest.mark.parametrize(
-    ("leaf", "allowed"),
-    [
-        ("torch", {"cli.run.target", "drilling.drill", "drilling.probe", "lightning"}),
-        ("tensorflow", {"cli.run.target"}),
-        ("jax", set()),
-    ],
-)
-def test_only_the_command_line_names_a_leaf(leaf: str, allowed: set[str]) -> None:
-    named = {name for name, module in PLAIN.items() if any(own.startswith(leaf) for own in module.own)}
-    assert {name for name in named if not name.startswith(f"{leaf}.")} <= allowed
-
-
 def test_a_package_imports_none_of_its_modules() -> None:
     """That is left to whoever uses one. The messages of the protocol, and the import that acts, are the exceptions."""
     for name, module in MODULES.items():
@@ -300,16 +287,6 @@ def test_a_framework_is_imported_in_its_leaf_only(leaf: str, packages: set[str])
     for name, module in MODULES.items():
         if not name.startswith(leaf):
             assert not {found.name.partition(".")[0] for found in module.imports} & packages, name
-
-
-def test_the_core_never_imports_a_framework_by_name() -> None:
-    for name, module in MODULES.items():
-        if name.startswith(LEAVES):
-            continue
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-                named = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
-                assert all(str(text).startswith("distrain.") for text in named), f"{name}: {ast.unparse(node)}"
 
 
 # -- the document ----------------------------------------------------------------------------------------------------

@@ -3,51 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-
 BENCHMARK = Path(__file__).resolve().parent.parent / "scripts" / "benchmark"
-SLOW_STARTS = ["distrain fit(), import torch", "distrain fit(), spawn"]
 
 
 def benchmark(*arguments: str, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCHMARK), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)  # half a minute on two idle cores
-def test_it_measures_distrain_beside_torchrun(tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
-    hostfile = tmp_path / "hosts.txt"
-    hostfile.write_text("localhost slots=2\n")
-    options = ["--workers", "2", "--runs", "1", "--json", str(results), "--only", "start", "report", "memory", "ddp"]
-    options += ["--hostfile", str(hostfile)]
-    done = benchmark(*options, "--skip", *SLOW_STARTS, "distrain.launch")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(results.read_text())["rows"]
-
-    both = ["distrain fit()", "torchrun"]
-    expected = {("python -c 'import torch'", "all")}
-    expected |= {(f"report, {name}", "distrain fit()") for name in ("median", "99th percentile")}
-    measures = ("start", "start, CPU to the exit", "memory beside workers", "memory in all", "DDP steps")
-    expected |= {(measure, launcher) for measure in measures for launcher in both}
-    expected |= {(measure, "distrain fit(), hosts") for measure in ("start", "start, CPU to the exit")}
-    assert {(row["measure"], row["launcher"]) for row in rows} == expected
-    for row in rows:
-        assert row["failures"] == []
-        assert len(row["values"]) == 1
-        assert row["min"] == row["median"] == row["max"] > 0
-        assert row["ratio_to_distrain"] is None if row["launcher"] == "all" else row["ratio_to_distrain"] > 0
-        assert f"\n{row['measure']} " in done.stdout
-    assert "DDP losses of distrain fit() and torchrun: bit-equal, all ranks, 330 steps, 1 of 1 pairs" in done.stdout
-    assert re.search(r"distrain fit\(\), hosts, start of 2 workers: -?[0-9.]+ s later than", done.stdout)
-    assert "20,002 of 20,002 reports are in metrics.jsonl" in done.stdout
 
 
 def test_results_become_a_table_and_a_picture_for_the_docs_and_are_compared_with_earlier_ones(tmp_path: Path) -> None:

@@ -160,16 +160,6 @@ def keep_writing(path: Path) -> Iterator[None]:
         program.wait()
 
 
-@pytest.mark.sample(1, of="migrated scripts")
-def test_the_checkpoints_of_ray_air(tmp_path: Path) -> None:
-    ran = finish_source(migrated("air_checkpoints"), tmp_path)
-    assert ran.output.count("weights: ['bias', 'weight']\n") == 2, "without a trace of DistributedDataParallel"
-    found = [ast.literal_eval(printed) for printed in re.findall(r"checkpoint: ({.*})", ran.output)]
-    assert [(each["epoch"], each["_current_checkpoint_id"]) for each in found] == [(1, 1), (3, 2)]
-    assert all(isinstance(each["_timestamp"], int) and each["_preprocessor"] is None for each in found)
-    assert ran.output.count("best: [{}, {}]\n") == 2
-
-
 def test_every_script_is_run() -> None:
     scripts = {path.stem for path in Path(__file__).with_name("seeds").glob("*.py")}
     tests = Path(__file__).read_text() + (Path(__file__).with_name("tensorflow") / "test_seeds.py").read_text()

@@ -65,18 +65,6 @@ def test_a_state_dict_goes_into_a_model_and_comes_back() -> None:
         checkpoint.get_model()
 
 
-def test_a_whole_model_comes_back_with_or_without_a_model_to_load_it_into() -> None:
-    class Local(Net):
-        """Cannot be imported."""
-
-    source, target = Local(), Net()
-    checkpoint = TorchCheckpoint.from_model(source)
-    assert type(checkpoint.get_model()) is Local
-    assert same_weights(checkpoint.get_model(), source)
-    assert checkpoint.get_model(target) is target
-    assert same_weights(source, target)
-
-
 def test_ddp_is_not_part_of_the_checkpoint(ddp: DistributedDataParallel) -> None:
     assert type(TorchCheckpoint.from_model(ddp).get_model()) is Net
     for checkpoint in (TorchCheckpoint.from_model(ddp), TorchCheckpoint.from_state_dict(ddp.state_dict())):

@@ -174,14 +174,6 @@ def test_a_checkpoint_after_the_last_batch_in_the_loop_keeps_loops_in_step(capfd
     assert len(resumed.take()[0]) == 2
 
 
-def test_ranks_that_have_come_less_far_decide() -> None:
-    group = Ranks(1, loader("in order", 20, 2))
-    group.take(2)
-    behind, ahead = group.positions()[0], {**group.positions()[0], "rows": 8}
-    resumed = Ranks(2, loader("in order", 20, 2), {0: ahead, 1: behind})
-    assert resumed.take(1)[0] == [[4, 6, 5, 7]]
-
-
 def test_a_resumed_run_keeps_the_seed() -> None:
     torch.manual_seed(1)
     whole, _ = Ranks(1, loader("shuffled", 20, 4)).take()
@@ -273,11 +265,3 @@ def test_a_loop_that_is_left_is_an_epoch_unless_the_run_is_stopped(stopped: bool
         if number == 1:
             break
     assert (group.positions()[0]["epoch"], group.positions()[0]["rows"]) == ((0, 4) if stopped else (1, 0))
-
-
-def test_an_iterator_that_is_replaced_is_left() -> None:
-    group = Ranks(1, loader("in order", 10, 2))
-    for epoch in range(3):
-        batches = iter(group.loaders[0])
-        assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
-        assert (group.positions()[0]["epoch"], group.positions()[0]["rows"]) == (epoch, 4)

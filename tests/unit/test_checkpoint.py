@@ -148,16 +148,6 @@ def test_a_url_that_nothing_can_read_says_so() -> None:
         Checkpoint("s4://bucket/checkpoint")
 
 
-def test_a_subclass_takes_over_what_a_checkpoint_holds(tmp_path: Path) -> None:
-    class MyCheckpoint(Checkpoint):
-        pass
-
-    assert isinstance(MyCheckpoint.from_directory(tmp_path), MyCheckpoint)
-    checkpoint = MyCheckpoint.from_checkpoint(Checkpoint.from_dict({"epoch": 3}))
-    assert isinstance(checkpoint, MyCheckpoint)
-    assert checkpoint.to_dict() == {"epoch": 3}
-
-
 def test_what_a_url_and_a_filesystem_mean(tmp_path: Path) -> None:
     assert Checkpoint(tmp_path.as_uri()).path == str(tmp_path)
     assert Checkpoint.from_directory(tmp_path.as_uri()).path == str(tmp_path)

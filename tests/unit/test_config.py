@@ -178,19 +178,6 @@ def test_an_accelerator_among_the_resources_is_the_accelerator_type() -> None:
             ScalingConfig(**{"use_gpu": True, "resources_per_worker": t4, **options})
 
 
-@pytest.mark.parametrize(
-    ("scaling", "resources"),
-    [
-        (ScalingConfig(), {"CPU": 1}),
-        (ScalingConfig(use_gpu=True), {"GPU": 1}),
-        (ScalingConfig(resources_per_worker={"CPU": 4, "GPU": 0}), {"CPU": 4}),
-        (ScalingConfig(use_gpu=True, resources_per_worker={"CPU": 2}), {"CPU": 2, "GPU": 1}),
-    ],
-)
-def test_resources_of_a_worker_are_counted_as_ray_does(scaling: ScalingConfig, resources: dict[str, float]) -> None:
-    assert scaling.worker_resources == resources
-
-
 # -- the best checkpoint ---------------------------------------------------------------------------------------------
 
 

@@ -235,23 +235,6 @@ def test_a_damaged_line_of_the_metrics_is_named_and_the_others_are_not_lost(writ
     assert len(warned) == 1
 
 
-def test_the_last_metrics_are_found_without_what_is_before_them(write_run: Write) -> None:
-    root = write_run([{"loss": 2}])
-    lines = (root / "metrics.jsonl").read_bytes()
-    with (root / "metrics.jsonl").open("wb") as file:
-        file.write(b"damaged\n")
-        file.truncate(1 << 34)  # nobody reads all that in the time of a test
-        file.seek(0, 2)
-        file.write(b"\n" + lines)
-        for rank in (1, 2):
-            fields = {"time": 1.0, "attempt": 0, "rank": rank, "index": 1}
-            file.write(json.dumps({**fields, "metrics": {"text": "x" * (rank << 17)}}).encode() + b"\n")
-        file.write(b'{"torn')
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert Result.from_path(root).metrics == {"loss": 2}
-
-
 DAMAGED = [
     b"{",
     b"{}",

@@ -120,19 +120,6 @@ def test_a_network_interface_that_the_host_lacks_is_named(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "field"),
-    [
-        ({"backend": 3}, TypeError, "backend"),
-        ({"timeout_s": 0}, ValueError, "timeout_s"),
-        ({"timeout_s": "10"}, TypeError, "timeout_s"),
-    ],
-)
-def test_a_bad_value_names_the_field(settings: dict[str, Any], error: type[Exception], field: str) -> None:
-    with pytest.raises(error, match=f"TorchConfig.{field}"):
-        TorchConfig(**settings)
-
-
-@pytest.mark.parametrize(
     ("error", "cure"),
     [
         (RuntimeError("Found no NVIDIA driver on your system."), "distrain.torch.get_device(), the device"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import UserDict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -157,13 +156,6 @@ def test_lines_of_text_files(rd: Any, tmp_path: Path) -> None:
     assert found == ["one \u2028 a\x85b\x0c\x1cc", "two", "three", "four"]
     whole = rd.read_text(str(tmp_path / "a.txt"), drop_empty_lines=False)
     assert [row["text"] for row in whole.take_all()] == [found[0], " \t", "", "two"]
-
-
-def test_batches_of_any_mapping(rd: Any) -> None:
-    """A tokenizer of transformers returns one."""
-    assert rd.range(2).map_batches(lambda batch: UserDict(batch, y=batch["id"] + 1)).take(1) == [{"id": 0, "y": 1}]
-    assert rd.range(2).map(lambda row: UserDict(row)).take() == IDS
-    assert rd.range(2).flat_map(lambda row: [UserDict(row)]).take() == IDS
 
 
 def test_settings_have_no_effect(rd: Any) -> None:

@@ -177,16 +177,6 @@ def test_what_is_wrong_is_said(case: tuple[Callable[[], Any], type[Exception], s
 # -- notices ---------------------------------------------------------------------------------------------------------
 
 
-def test_several_tasks_name_a_tool_once(caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(3):
-        ray.get(double.remote(1))  # one after the other, also in Ray
-    assert not notices(caplog)
-    for _ in range(2):
-        ray.get([double.remote(1), double.remote(2)])
-    (notice,) = notices(caplog)
-    assert "one after the other; use concurrent.futures, joblib or submitit" in notice
-
-
 def test_options_that_have_no_effect_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         assert ray.get(double.options(num_cpus=1, runtime_env={"pip": ["x"]}).remote(1)) == 2

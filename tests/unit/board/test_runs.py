@@ -12,7 +12,6 @@ import pytest
 from distrain.board import runs
 from distrain.board.export import export
 from distrain.board.runs import Board
-from distrain.storage.runs.notes import Notes, write_notes
 from tests.unit.page.conftest import STARTED, Run
 
 if TYPE_CHECKING:
@@ -73,23 +72,6 @@ def test_a_row_has_the_progress_the_rate_and_the_last_and_extreme_values(tmp_pat
     curve = row["curves"]["loss"]
     assert (curve["x"], curve["y"]) == ([1, 2, 3], [3.0, 1.0, 2.0])
     assert (curve["low"], curve["high"]) == ((2, 1.0), (1, 3.0))
-
-
-def test_a_row_has_the_notes_the_times_and_the_curves_that_were_asked_for(tmp_path: Path) -> None:
-    run = make(tmp_path, started=STARTED, arguments="--fast", train_loop_config={str(n): n for n in range(50)})
-    for index in (1, 2, 3):
-        run.report(
-            10.0 * index, index, metrics={"loss": index, "eval": {"acc": 0.5}} if index == 2 else {"loss": index}
-        )
-    board = Board(tmp_path)
-    row = row_of(board)
-    assert (row["text"], row["tags"], row["times"], len(row["settings"])) == ("", (), [], 51)
-    assert row["metrics"] == {"loss": 3, "eval/acc": 0.5}
-    write_notes(run.root, Notes("slow", ("a", "b")))
-    assert changed(board, board.version).keys() == {"my-run"}
-    [row] = board.data(board.version, ["loss", "eval/acc"], ["my-run"])["rows"]
-    assert (row["text"], row["tags"], row["curves"].keys()) == ("slow", ("a", "b"), {"loss", "eval/acc"})
-    assert row["times"] == [(1, 10.0), (2, 20.0), (3, 30.0)]
 
 
 def test_only_what_was_added_is_read_and_only_changed_rows_are_sent(tmp_path: Path, live: Run) -> None:

@@ -38,15 +38,6 @@ def test_several_sweeps_are_one_list_with_the_settings_that_differ(sweeps: list[
     assert rows(capsys, "ls", sweeps[0])[1][0] == "train-0"
 
 
-def test_overrides_of_hydra_and_arguments_are_settings(tmp_path: Path, capsys: Output) -> None:
-    for number in (1, 2):
-        hydra = {"overrides": [f"model.lr={number}", "+seed=1"], "output_dir": "o"}
-        make_run(tmp_path, f"run-{number}", hydra=hydra, arguments=f"--fast {number}", age_s=number)
-    head, *listed = rows(capsys, "ls", str(tmp_path))
-    assert head[4:6] == ["arguments", "model/lr"]
-    assert [row[4:6] for row in listed] == [["--fast 1", "1"], ["--fast 2", "2"]]
-
-
 @pytest.mark.parametrize(
     ("metric", "order", "best"),
     [("val_acc", [1, 2, 0, 3], ["0.9", "0.8", "0.7", "0.6"]), ("loss", [3, 2, 1, 0], ["0.25", "0.333333", "0.5", "1"])],

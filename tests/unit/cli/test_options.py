@@ -126,9 +126,3 @@ def test_every_option_of_torchrun_is_known_in_each_of_its_spellings() -> None:
         assert name in KNOWN or known in _INSTEAD, f"{name} of torchrun is not known"
         if name in KNOWN and action.nargs == 0 and action.dest != "module":
             assert KNOWN[name].nargs == 0, f"{name} takes no value under torchrun"
-
-
-def test_dashes_may_be_underscores_and_what_has_no_effect_takes_a_value() -> None:
-    options = options_of("--log_dir=logs", "--start_method", "spawn", "-r", "3", "-t3", "--max_failures", "1")
-    assert (options.log_dir, options.start_method, options.max_failures) == ("logs", "spawn", 1)
-    assert options.target == "train.py"

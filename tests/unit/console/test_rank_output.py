@@ -125,19 +125,6 @@ def test_the_prefix_of_torch_is_not_shown_beside_ours(capsys: Console, log: Path
     assert log.read_bytes() == data
 
 
-def test_a_progress_bar_that_goes_on_for_long_is_shown_from_time_to_time(
-    capsys: Console, output: RankOutput, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: clock)
-    for second in range(70):
-        clock = 100.0 + second
-        output.feed(2, f"\r{second}%".encode())
-    output.feed(2, b"\rdone\n")
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["[rank 3] 30%", "[rank 3] 61%", "[rank 3] done"]
-
-
 def test_a_bar_below_another_one_ends_no_line(capsys: Console, log: Path) -> None:
     """As the Trainer of transformers saves: tqdm moves the cursor down and up again."""
     inner = [b"\n\rshards:   0%\x1b[A", b"\n\r\x1b[32mshards:  50%\x1b[0m\x1b[A", b"\n\r          \x1b[A"]

@@ -602,16 +602,6 @@ def test_subclasses_of_numbers_and_empty_lists_become_tensors() -> None:
     assert batch["lists"].shape == (2, 0)
 
 
-def test_integers_of_pandas_beside_gaps_are_those_of_python() -> None:
-    frame = pd.DataFrame({"x": pd.array([2**60 + 1, None], dtype="Int64"), "y": pd.Series(["a", None])})
-    (row, gap) = shard(data.from_pandas(frame)).iter_rows()
-    assert row == {"x": 2**60 + 1, "y": "a"}
-    assert type(row["x"]) is int
-    assert gap == {"x": None, "y": None}
-    (again,) = shard(data.from_pandas(frame)).iter_batches(batch_format="pyarrow")
-    assert again["x"].to_pylist() == [2**60 + 1, None]
-
-
 def test_lists_of_dates_become_columns_of_arrow() -> None:
     table = pa.table({"x": pa.array([[datetime.date(2000, 1, 2), None], [], None], pa.list_(pa.date32()))})
     rows = as_dataset(table, "x").map_batches(lambda batch: batch)

@@ -159,13 +159,3 @@ def test_states_that_are_divided_among_ranks_are_summed_up() -> None:
 
 def test_variables_that_hold_what_was_loaded_are_no_averages() -> None:
     assert causes(resumed(averages={**state(6)["averages"], "loaded.weight": [1.0, 1.0]})) == ["unknown"]
-
-
-def test_a_difference_that_comes_later_is_traced_to_what_caused_it() -> None:
-    """The learning rate is another one after a while; models differ as a consequence."""
-    steps = [state(number) for number in range(6, 12)]
-    steps[2]["lr"] = {"Adam": [0.2]}
-    for step in steps[3:]:
-        step["model"] = {"weight": [99.0, 99.0]}
-    found = STRAIGHT.compare(attempt(6, number=1, steps=steps), 6)
-    assert [cause.name for cause in found.causes] == ["scheduler"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import json
 import re
@@ -83,18 +82,6 @@ def test_curves_have_each_step_once(restarted: Run) -> None:
     assert data["curves"][2]["x"] == list(range(1, 51))
     assert data["curves"][2]["y"] == [0] * 20 + [1] * 30
     assert data["starts"] == [20]
-
-
-def test_values_that_are_not_numbers_are_marked(run: Run) -> None:
-    run.manifest({"started": 0.0, "training": 1.0, "ended": 9.0})
-    for index, value in enumerate([1.0, "nan", 2.0, "inf"], start=1):
-        is_number = isinstance(value, float)
-        fields: dict[str, Any] = {"metrics": {"loss": value if is_number else None, "n": index}}
-        run.report(index, index, **fields | ({} if is_number else {"nonfinite": {"/loss": value}}))
-    curve = data_of(run)["curves"][0]
-    assert curve["marks"] == [[2, "nan"], [4, "inf"]]
-    assert (curve["x"], curve["y"]) == ([1, 2, 3, 4], [1, None, 2, None])
-    assert "2 not finite, the first (nan) at report 2" in curve["summary"]
 
 
 def test_ranks_that_are_behind_come_first(run: Run) -> None:
@@ -269,15 +256,6 @@ def test_pages_stay_small(run: Run) -> None:
 
 
 # -- automatic pages -------------------------------------------------------------------------------------------------
-
-
-def test_a_run_has_a_page_while_it_trains(run: Run) -> None:
-    run.manifest({"started": 0.0, "training": 10.0, "ended": None}, status="running")
-    run.report(40, 1, progress=[250, 1000])
-    with (run.root / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        verdict = data_of(run)["verdict"]
-    assert re.search(r"Running for \d+ d( \d+ h)? at step 250 of 1,000 \(25%\)", verdict)
 
 
 def test_a_run_on_remote_storage_has_a_page_on_request(restarted: Run, tmp_path: Path) -> None:
