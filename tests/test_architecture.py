@@ -221,9 +221,6 @@ def test_a_package_says_what_happens_there_and_in_which_process(package: Module)
     assert len(text.splitlines()) <= 20
 
 
-LEAVES = ("torch", "tensorflow", "jax")
-
-
 def test_a_package_imports_none_of_its_modules() -> None:
     """That is left to whoever uses one. The messages of the protocol, and the import that acts, are the exceptions."""
     for name, module in MODULES.items():
@@ -351,20 +348,6 @@ def test_a_public_module_lists_its_names(name: str) -> None:
     names = public_names(MODULES[name].tree)
     assert len(set(names)) == len(names)
     assert set(names) <= top_level_names(MODULES[name].tree)
-
-
-@pytest.mark.parametrize("package", ["", *LEAVES])
-def test_a_package_shows_names_that_are_there(package: str) -> None:
-    shown = {
-        alias.name: str(node.module).removeprefix("distrain.")
-        for node in ast.walk(MODULES[package].tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if alias.asname
-    }
-    for name, home in shown.items():
-        assert name in top_level_names(MODULES[home].tree)
-    assert sorted(shown) == import_module(".".join(filter(None, ("distrain", package)))).__all__
 
 
 # -- what an import loads --------------------------------------------------------------------------------------------

@@ -38,7 +38,6 @@ FAULTY = {
 CORRECT = {
     "loop": Case(("--workers", "2", LOOP)),
     "torchrun": Case(("--workers", "2", f"{HERE}/correct/torchrun_script.py")),
-    "fsdp2": Case(("--workers", "2", f"{HERE}/correct/fsdp2_script.py:train_func")),
     "tensorflow": Case(("--workers", "2", f"{HERE}/correct/tensorflow_script.py")),
     "ray": Case(("--workers", "2", "--as-ray", f"{HERE}/correct/ray_script.py")),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import random
@@ -256,22 +255,6 @@ def test_the_seed_of_the_user_decides_the_order(name: str) -> None:
 
     assert order(1, 1) == order(1, 2, drawn=3) != order(2, 2)
     assert sorted(order(1, 2)) == [*range(40)]
-
-
-def test_drawing_an_order_leaves_the_random_state_alone() -> None:
-    sampler = Shuffled(10, "own generator")
-    sampler.other = torch.Generator()  # type: ignore[attr-defined]
-
-    def numbers() -> list[Any]:
-        own = [copy.deepcopy(sampler.python).random(), copy.deepcopy(sampler.state).rand()]
-        own += [copy.deepcopy(sampler.generator).random(), sampler.other.get_state().tolist()]  # type: ignore[attr-defined]
-        return [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist(), *own]
-
-    with acting_as(1, 2):
-        loader = prepare_data_loader(DataLoader(range(10), sampler=sampler))
-    before = numbers()
-    assert len(list(loader.sampler)) == 5
-    assert numbers() == before
 
 
 @settings(deadline=None)

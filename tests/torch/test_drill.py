@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(400)
-EXACT_EXAMPLES = ("accelerate_example", "checkpoints", "exact_resume", "streaming_data")
+EXACT_EXAMPLES = (
+    "accelerate_example", "async_dcp", "checkpoints", "exact_resume", "lightning_example", "sharded_checkpoints",
+    "streaming_data",
+)  # fmt: skip
 
 
 @pytest.mark.sample(2)

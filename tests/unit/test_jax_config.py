@@ -12,16 +12,9 @@ from distrain.api.context import TrainContext
 from distrain.jax import JaxConfig
 
 CONTEXT = TrainContext(
-    world_rank=1,
-    world_size=1,
-    local_rank=1,
-    local_world_size=1,
-    node_rank=0,
-    run_name="run",
-    storage_path="/runs",
-    attempt=0,
-    devices=(),
-)
+    world_rank=1, world_size=1, local_rank=1, local_world_size=1, node_rank=0, run_name="run", storage_path="/runs",
+    attempt=0, devices=(),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("value", "error"), [(0, ValueError), (float("inf"), ValueError), ("1", TypeError)])

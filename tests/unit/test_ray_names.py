@@ -27,18 +27,8 @@ def train() -> None: ...
 
 
 CONSTRUCTORS: list[tuple[Any, dict[str, Any], list[str]]] = [
-    (
-        ScalingConfig,
-        {},
-        [
-            "elastic_resize_monitor_interval_s",
-            "label_selector",
-            "placement_strategy",
-            "topology",
-            "trainer_resources",
-            "use_tpu",
-        ],
-    ),
+    (ScalingConfig, {}, ["elastic_resize_monitor_interval_s", "label_selector", "placement_strategy"]),
+    (ScalingConfig, {}, ["topology", "trainer_resources", "use_tpu"]),
     (FailureConfig, {}, ["controller_failure_limit", "fail_fast", "max_preemption_failures"]),
     (CheckpointConfig, {}, ["checkpoint_at_end", "checkpoint_frequency"]),
     (RunConfig, {}, ["local_dir", "log_to_file", "progress_reporter", "stop", "sync_config", "verbose"]),
@@ -148,13 +138,6 @@ def test_arguments_by_place_are_those_of_ray() -> None:
         LoggingConfig("DEBUG")
     with pytest.raises(TypeError, match=r"DataParallelTrainer\(label_column=...\): an argument of older versions"):
         DataParallelTrainer(params={"a": 1}, label_column="y")  # type: ignore[call-arg]
-
-
-def test_init_method_tcp_is_env() -> None:
-    with pytest.warns(
-        UserWarning, match=r"TorchConfig\(init_method=...\) has no effect: the rendezvous is by MASTER_ADDR"
-    ):
-        TorchConfig(init_method="tcp")
 
 
 def test_resources_as_ray_counts_them() -> None:

@@ -286,26 +286,6 @@ def test_a_run_that_says_that_it_is_running_and_holds_no_lock_has_died(tmp_path:
     LocalStore(tmp_path / "run").close()  # looking has not taken the lock
 
 
-def test_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RemotePath("/run", MemoryFileSystem())
-    monkeypatch.setattr(MemoryFileSystem, "store", {})
-    (run / "run.json").write_bytes(b'{"status": "running"}')
-    lock = RemoteLock.take(run)
-    assert is_in_use(run)
-    lock.release()
-    assert not is_in_use(run)
-    lock = RemoteLock.take(run)
-    for ago_s, in_use in ((0.0, True), (3600.0, False), (-3600.0, False), (time.time(), False), (-300.0, True)):
-        far = {"id": "x", "host": "far", "machine": "other", "pid": 7, "started": 1.0, "released": False}
-        (run / ".lock" / "000002").write_bytes(json.dumps({**far, "beat": time.time() - ago_s}).encode())
-        assert is_in_use(run) is in_use
-    (run / "metrics.jsonl").write_bytes(
-        b'{"time": 1, "attempt": 0, "index": 1, "rank": 0, "metrics": {"loss": 2}}\n{"rank": 1, "metrics": {}}\n'
-    )
-    result = Result.from_path("/run", run.given)
-    assert (result.error, result.metrics) == (None, {"loss": 2})
-
-
 def test_a_lock_gets_old_from_its_first_moment_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when its owner, on another machine, dies before its first heartbeat; and when somebody deletes it."""
     run = RemotePath("/run", MemoryFileSystem())

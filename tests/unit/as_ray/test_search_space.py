@@ -59,13 +59,6 @@ def test_functions_may_use_other_values_whenever_these_are_drawn() -> None:
     assert [(one["a"], one["old"], one["plain"]) for one in sample(space)] == [(2, 2, 7), (20, 11, 7)]
 
 
-def test_a_config_is_no_ones_else() -> None:
-    values = {"layers": [1]}
-    first, second = sample({"g": tune.grid_search([1, 2]), "model": values})
-    first["model"]["layers"].append(2)
-    assert second["model"] == values == {"layers": [1]}
-
-
 @pytest.mark.parametrize(
     ("make", "text"),
     [

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain.board import runs
-from distrain.board.export import export
 from distrain.board.runs import Board
 from tests.unit.page.conftest import STARTED, Run
 
@@ -173,17 +172,3 @@ def test_damage_and_odd_values_cost_nothing_else(tmp_path: Path, line: str) -> N
     row = row_of(Board(tmp_path))
     assert row["metrics"]["loss"] == 5.0
     json.dumps(row, allow_nan=False)
-
-
-@pytest.mark.filterwarnings("ignore:skipped")
-def test_an_export_has_all_curves_and_the_pages_of_the_runs(tmp_path: Path) -> None:
-    storage = tmp_path / "runs"
-    storage.mkdir()
-    run = make(storage, "a <!-- b")
-    run.report(1, 1, metrics={"loss": 1.0, "accuracy": 0.5})
-    for target, path in (("all.html", "all.html"), ("site", "site/index.html")):
-        assert export(Board(storage), tmp_path / target) == tmp_path / path
-        text = (tmp_path / path).read_text()
-        assert '"accuracy":{"x":[1]' in text
-        assert "a <!-- b" not in text
-    assert "Finished after" in (tmp_path / "site/runs/a <!-- b.html").read_text()

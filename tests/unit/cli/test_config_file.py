@@ -140,21 +140,6 @@ def test_an_error_names_the_file_and_the_key(
     assert said in line
 
 
-def test_a_target_that_is_not_there_is_an_error(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def error_of(*arguments: str) -> str:
-        with pytest.raises(SystemExit, match="2"):
-            options_of(*arguments)
-        return capsys.readouterr().err
-
-    assert "--on lbb: there is no such target in ../pyproject.toml: tool.distrain.on; did you mean lab?" in error_of(
-        "--on", "lbb"
-    )
-    monkeypatch.chdir("/")
-    assert "--on lab: there is no such target in distrain.toml or pyproject.toml for /" in error_of("--on", "lab")
-
-
 def test_a_script_that_calls_fit_takes_what_it_can_from_the_file(project: Path) -> None:
     (project / "src" / "ray_train.py").write_text(
         "import os\nprint(os.environ['DISTRAIN_HOSTS'], os.environ['LEVEL'], os.environ.get('DISTRAIN_TRACKERS'))\n"

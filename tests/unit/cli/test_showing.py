@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -18,27 +17,6 @@ from tests.unit.storage.made import add_reports, make_run
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.mark.parametrize(
-    ("events", "shown"),
-    [
-        ([("hang_began", 1.0)], "1 hang"),
-        ([("hang_began", 1.0), ("hang", 1.0), ("hang", 7.0), ("hang_began", 9.0)], "3 hangs"),
-        ([("checkpoint", None), ("slow", None), ("slow", None), ("trouble_over", None)], "2 slow ranks"),
-        ([("stored", None)], ""),
-    ],
-)
-def test_events_are_counted_as_users_know_them(tmp_path: Path, events: list[tuple[str, float]], shown: str) -> None:
-    run = make_run(tmp_path, "run")
-    lines = [
-        {"time": 1, "attempt": 0, "event": event, **({"since": since} if since else {})} for event, since in events
-    ]
-    (run / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    said = run_in_words(find_run("run", tmp_path), 120)
-    assert [line.split(maxsplit=1)[1:] for line in said.splitlines() if line.startswith("events")] == [[shown]] * bool(
-        shown
-    )
 
 
 def test_paths_stay_whole_on_a_narrow_screen_and_nan_is_said(

@@ -53,17 +53,6 @@ def test_everything_is_visible_on_phones_and_desktops_in_both_schemes(browser: B
     assert len(inks) == 2
 
 
-def test_a_button_switches_to_a_logarithmic_scale(browser: Browser, restarted: Run) -> None:
-    browser.show(write_page(restarted.root), width=800)
-    pressed = "document.querySelector('button').getAttribute('aria-pressed')"
-    before = browser.evaluate("document.querySelector('.plot canvas').toDataURL()")
-    browser.evaluate("document.querySelector('button').click()")
-    browser.evaluate("new Promise((then) => requestAnimationFrame(() => requestAnimationFrame(then)))")
-    assert browser.evaluate(pressed) == "true"
-    assert browser.evaluate("document.querySelector('.plot canvas').toDataURL()") != before
-    assert browser.complaints == []
-
-
 def test_the_policy_of_the_page_stops_what_is_not_ours(browser: Browser, restarted: Run) -> None:
     """Were a text not escaped, it could still neither run nor reach the network."""
     page = write_page(restarted.root)

@@ -205,27 +205,6 @@ def test_a_damaged_file_costs_its_own_part_only(restarted: Run, name: str, damag
         assert "checkpoint_000001 is damaged" in " ".join(data["notes"])
 
 
-@pytest.mark.parametrize("value", ["x", -1, 1e400, None, [], {"a": 1}, True])
-def test_fields_of_wrong_types_break_nothing(restarted: Run, value: Any) -> None:
-    manifest = json.loads((restarted.root / "run.json").read_text())
-    event = {"time": 1.0, "event": "checkpoint", "attempt": 0, "name": "c"}
-    hang = {"time": 2.0, "event": "hang", "attempt": 0, "since": 1.0}
-    for name in manifest["attempts"][0]:
-        changed = [{**manifest["attempts"][0], name: value}, manifest["attempts"][1]]
-        restarted.write("run.json", {**manifest, "attempts": changed})
-        assert data_of(restarted)["curves"]
-    for name in ("started", "updated", "train_loop_config", "run_config", "argv", "name"):
-        restarted.write("run.json", {**manifest, name: value})
-        assert data_of(restarted)["curves"]
-    for name in ("time", "event", "step", "bytes", "seconds", "name", "since"):
-        lines = [json.dumps({**usual, name: value}) for usual in (event, hang)]
-        restarted.write("events.jsonl", "\n".join([*lines, ""]))
-        assert data_of(restarted)["curves"]
-    for kind in ("rank", "host", "summary", "traceback", "last_lines", "role"):
-        restarted.write("error.json", {"message": value, "where": value, "failures": [{kind: value}]})
-        assert data_of(restarted)["curves"]
-
-
 def test_no_run_and_a_page_that_cannot_be_written_are_errors(restarted: Run, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"is not a run directory: it has no run\.json"):
         write_page(tmp_path)

@@ -130,20 +130,6 @@ def test_after_a_crash_the_tracker_continues_and_gets_what_it_has_missed(run: Ru
     assert Recorder.starts[-1].state["starts"] == 3
 
 
-def test_a_tracker_that_is_new_to_a_run_gets_its_past(run: RunDirectory) -> None:
-    run.report(1, loss=1.0)
-    run.report(1, rank=1, loss=1.0)
-    run.attempts(0, 1)
-    run.report(1, attempt=1, loss=1.0)
-    run.attempts(0, 1, None)
-    run.report(1, attempt=2, loss=1.0)  # where this attempt has begun is not known yet
-    log = start(run)
-    report(log, 2)
-    report(log, 3)
-    log.flush()
-    assert Recorder.service == [1, 2, 3]
-
-
 def test_checkpoints_are_told_if_they_still_exist(run: RunDirectory) -> None:
     log = start(run)
     for step in (10, 20):
