@@ -46,14 +46,11 @@ def launch(tmp_path: Path, storage: Path) -> Launch:
         ("import sys; sys.exit(7)", 7, "rank 1"),
         ("import sys; sys.exit('some words')", 1, "some words"),
         ("import os; os.kill(os.getpid(), 9)", 137, "SIGKILL"),
-        ("import os; os.kill(os.getpid(), 11)", 139, "SIGSEGV"),
         ("import os; os._exit(5)", 5, "code 5"),
-        ("import os; os._exit(0)", 0, "finished"),
         ("import os, sys; os.execv(sys.executable, [sys.executable, '-c', 'raise SystemExit(6)'])", 6, "code 6"),
         (f"import os, sys; 'AGAIN' in os.environ or {AGAIN}", 0, "finished"),
         ("import atexit, os; atexit.register(os._exit, 4)", 4, "code 4 in its exit handlers"),
         ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
-        ("raise SystemExit", 0, "finished"),
     ],
 )
 def test_the_exit_code_is_that_of_the_rank_that_failed(

@@ -29,8 +29,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -310,13 +308,6 @@ def uses_another_group(rank: int) -> None:
         dist.all_reduce(tensor(), group=group)
 
 
-@hang(r"all ranks have been waiting for each other .*\n.*(never reached|do not match)")
-def makes_a_group_alone(rank: int) -> None:
-    """new_group() on one rank only."""
-    if rank == 1:
-        dist.new_group([0, 1, 2, 3])
-
-
 @hang(r"waiting .* in all_reduce .*\n.*rank 0 never reached all_reduce #1 .*group of ranks 0.*")
 def uses_groups_in_opposite_order(rank: int) -> None:
     """Two groups, in another order on one rank."""
@@ -371,14 +362,6 @@ def sends_what_nobody_receives(rank: int) -> None:
     """send() of 100 MB without a recv()."""
     if rank == 1:
         dist.send(torch.ones(25_000_000), 0)
-
-
-@hang(r"(?s)(op\.preamble\.length|have been waiting).*#\d+ ")
-def has_fewer_batches_with_fsdp(rank: int) -> None:
-    """FSDP2 with one batch fewer on one rank."""
-    model = fully_shard(torch.nn.Linear(8, 8), mesh=init_device_mesh("cpu", (4,)))
-    for _ in range(2 if rank == 1 else 3):
-        model(torch.ones(4, 8)).sum().backward()
 
 
 @hang(

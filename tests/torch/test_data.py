@@ -332,35 +332,21 @@ def test_the_order_of_a_loader_that_shares_already_or_cannot_share_is_left_alone
 
 # -- the loader's other sides ------------------------------------------------------------------------------------------
 
-options = st.fixed_dictionaries(
-    {},
-    optional={
-        "batch_size": st.integers(1, 5),
-        "collate_fn": st.just(tuple),
-        "pin_memory": st.booleans(),
-        "drop_last": st.booleans(),
-        "worker_init_fn": st.just(print),
-        "generator": st.builds(torch.Generator),
-        "shuffle": st.booleans(),
-    },
-)
-worker_options = st.fixed_dictionaries(
-    {"num_workers": st.integers(1, 2)},
-    optional={
-        "timeout": st.integers(1, 9),
-        "multiprocessing_context": st.sampled_from(["fork", "spawn"]),
-        "prefetch_factor": st.integers(1, 4),
-        "persistent_workers": st.booleans(),
-        # since torch 2.6
-        **({"in_order": st.booleans()} if "in_order" in inspect.signature(DataLoader).parameters else {}),
-    },
-)
+OPTIONS: dict[str, Any] = {
+    "batch_size": 3, "shuffle": True, "collate_fn": tuple, "pin_memory": True, "drop_last": True,
+    "worker_init_fn": print, "generator": torch.Generator(),
+}  # fmt: skip
+OF_WORKERS: dict[str, Any] = {
+    "num_workers": 2, "timeout": 9, "multiprocessing_context": "spawn", "prefetch_factor": 4,
+    "persistent_workers": True,
+    **({"in_order": False} if "in_order" in inspect.signature(DataLoader).parameters else {}),  # since torch 2.6
+}  # fmt: skip
 
 
-@settings(deadline=None)
-@given(options, worker_options | st.just({}), st.integers(1, 3))
-def test_every_other_option_of_a_loader_is_kept(some: dict[str, Any], of_workers: dict[str, Any], size: int) -> None:
-    before = DataLoader(range(10), **{**some, **of_workers})
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("given_options", [{}, OPTIONS, OPTIONS | OF_WORKERS])
+def test_every_other_option_of_a_loader_is_kept(given_options: dict[str, Any], size: int) -> None:
+    before = DataLoader(range(10), **given_options)
     with acting_as(size - 1, size):
         after = prepare_data_loader(before)
     assert isinstance(after, DataLoader)

@@ -43,12 +43,8 @@ PUBLIC = {
         LegacyTorchCheckpoint TorchCheckpoint TorchConfig TorchDetectionPredictor TorchPredictor TorchTrainer accelerate
         backward enable_reproducibility get_device get_devices prepare_data_loader prepare_model prepare_optimizer""",
     "ray.train.trainer": "BaseTrainer TrainingFailedError",
-    "ray.train.v2.api.callback": "UserCallback",
     "ray.train.v2.api.config": "CheckpointConfig FailureConfig LoggingConfig RunConfig ScalingConfig",
     "ray.train.v2.api.exceptions": "ControllerError NCCLHangError PreemptionError TrainingFailedError WorkerGroupError",
-    "ray.train.v2.api.preemption": "PreemptionInfo",
-    "ray.train.v2.api.train_fn_utils": """
-        get_all_reported_checkpoints get_checkpoint get_context get_dataset_shard get_preemption_info report""",
     "ray.train.xgboost": "RayTrainReportCallback XGBoostCheckpoint XGBoostConfig XGBoostPredictor XGBoostTrainer",
     "ray.tune": """
         CLIReporter Callback Checkpoint CheckpointConfig ExperimentAnalysis FailureConfig

@@ -153,11 +153,9 @@ def test_runs_come_and_go_and_another_of_the_same_name_begins_anew(tmp_path: Pat
 @pytest.mark.parametrize(
     "line",
     [
-        '{"rank":0}',
         '{"rank":0,"metrics":{"loss":1}}',
         '{"rank":0,"metrics":{"loss":1},"attempt":0,"index":1,"time":NaN}',
         '{"rank":0,"metrics":{"loss":1},"attempt":0,"index":1e400,"time":1}',
-        '{"rank":0,"metrics":[1],"attempt":[],"index":1,"time":1}',
         '{"rank":0,"metrics":{"loss":"NaN"},"attempt":0,"index":1,"time":"x"}',
         '{"rank":0,"metrics":{"loss":null},"nonfinite":{"/loss":"nan"},"attempt":0,"index":1,"time":1,"progress":[1,0]}',
     ],

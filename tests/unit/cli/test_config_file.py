@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.cli.run import config_file
 from distrain.cli.run.command import run_command
 from distrain.cli.run.config_file import layers
 from distrain.cli.run.options import make_parser
@@ -80,15 +79,6 @@ def test_no_file_above_the_repository_or_the_home_directory_counts(
     assert len(layers(None)) == 1
     monkeypatch.setenv("HOME", str(project / "src"))
     assert layers(None) == []
-
-
-def test_a_trial_of_a_drill_has_the_file_of_the_users_directory(
-    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    assert options_of().storage_path is None
-    monkeypatch.setattr(config_file, "directory", str(project / "src"))
-    assert options_of().storage_path == str(project / "runs")
 
 
 # -- what it means ---------------------------------------------------------------------------------------------------

@@ -145,11 +145,6 @@ def test_numbers_are_short_and_those_that_are_none_are_red() -> None:
     assert [(line.plain[span.start : span.end], span.style) for span in line.spans] == [("nan", "bold red")]
 
 
-def test_on_a_narrow_terminal_the_bar_shrinks_and_marks_give_way_to_words() -> None:
-    assert shown(running(), width=60)[1] == "━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 20/100 · 20% · 1.0/s · 1 min 20 s left"
-    assert shown(running(ranks=200), width=80)[3] == "ranks 200 at work"
-
-
 @pytest.mark.parametrize("width", [30, 60, 200])
 @pytest.mark.parametrize("ranks", [1, 200])
 def test_it_fits(width: int, ranks: int) -> None:

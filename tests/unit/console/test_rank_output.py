@@ -322,11 +322,9 @@ def test_fast_reports_are_throttled_and_the_last_one_is_shown(capsys: Console) -
 @pytest.mark.parametrize(
     ("level", "shown"),
     [
-        ("DEBUG", ["progress", "notice"]),
         ("INFO", ["progress", "notice"]),
         ("WARNING", ["notice"]),
         ("ERROR", []),
-        ("CRITICAL", []),
     ],
 )
 def test_a_level_hides_what_is_below_it(capsys: Console, level: str, shown: list[str]) -> None:

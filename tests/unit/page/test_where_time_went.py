@@ -20,12 +20,6 @@ def test_a_plain_run_starts_trains_and_ends() -> None:
     assert parts_of(AttemptTimes(started=2, training=10, ended=98)) == {"training": 88, "starting": 12}
 
 
-def test_waits_that_are_longer_than_the_training_are_cut_in_proportion() -> None:
-    """The last report may bring waits from before the attempt trained."""
-    attempt = AttemptTimes(started=0, training=70, ended=100, data=90, checkpoint=30)
-    assert parts_of(attempt) == {"data": 22.5, "checkpoint": 7.5, "starting": 70}
-
-
 def test_work_after_the_checkpoint_of_the_next_attempt_is_repeated() -> None:
     first = AttemptTimes(started=0, training=5, ended=40, kept_until=30)
     second = AttemptTimes(started=50, training=55, ended=100)
