@@ -348,15 +348,6 @@ def has_fewer_batches(rank: int) -> None:
         model(torch.ones(4, 8)).sum().backward()
 
 
-@hang(r"waiting for each other .*rank 0 in recv \(hang_cases\.py:\d+\).*rank 1 in barrier \(hang_cases\.py:\d+\)")
-def receives_from_a_rank_in_a_barrier(rank: int) -> None:
-    """recv() from a rank that is in a barrier."""
-    if rank == 0:
-        dist.recv(tensor(), 1)
-    if rank == 1:
-        dist.barrier()
-
-
 @hang(r"waiting for each other .*rank 1 in send \(hang_cases\.py:\d+\)")
 def sends_what_nobody_receives(rank: int) -> None:
     """send() of 100 MB without a recv()."""

@@ -267,6 +267,17 @@ def test_a_blocked_console_that_misses_lines_says_how_many(blocked: Blocked, mon
 # -- files and last lines --------------------------------------------------------------------------------------------
 
 
+def test_a_line_of_one_stream_replaces_the_bar_of_the_other_in_the_log(output: RankOutput, log: Path) -> None:
+    """As on a terminal. So it is found at the beginning of a line."""
+    for stream, data in ((2, b"\r10%"), (2, b"|##|"), (1, b"{'loss': 1}\n"), (2, b"\r20%"), (2, b"\r30%\n")):
+        output.feed(stream, data)
+    output.feed(1, b"Epoch 1 ...")
+    output.feed(2, b"a warning\n")
+    output.close()
+    assert log.read_bytes() == b"\r10%|##|\r{'loss': 1}\n\r20%\r30%\nEpoch 1 ...a warning\n"
+    assert list(read_lines(log)) == ["{'loss': 1}", "30%", "Epoch 1 ...a warning"]
+
+
 def test_a_log_that_cannot_be_written_does_not_keep_others_from_it(capsys: Console, tmp_path: Path) -> None:
     output = RankLogs(lambda attempt, rank: tmp_path / str(rank) / "log", Background(None, "log"))
     (tmp_path / "1").mkdir()
