@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -67,20 +66,6 @@ class Machine:
                 _write(folder / f"cache/index{index}/shared_cpu_list", _listed(users))
         for number, node in enumerate(self.gpu_nodes):
             _write(root / f"bus/pci/devices/{pci_address(number)}/numa_node", str(node))
-
-
-def any_machine(rng: random.Random) -> Machine:
-    """Return a machine with up to 96 CPUs and up to eight GPUs, of which some nodes may have none."""
-    machine = Machine(
-        sockets=rng.choice((1, 2)),
-        nodes_per_socket=rng.choice((1, 1, 2, 4)),
-        caches_per_node=rng.choice((1, 2, 3)),
-        cores_per_cache=rng.choice((1, 2)),
-        threads=rng.choice((1, 2)),
-        is_interleaved=rng.random() < 0.3,
-    )
-    nodes = [rng.randrange(machine.nodes) for _ in range(rng.randint(1, 8))]
-    return Machine(**{**vars(machine), "gpu_nodes": [-1] * len(nodes) if machine.nodes == 1 else nodes})
 
 
 def pci_address(gpu: int) -> str:

@@ -221,26 +221,6 @@ def test_a_package_says_what_happens_there_and_in_which_process(package: Module)
     assert len(text.splitlines()) <= 20
 
 
-LEAVES = ("torch", "tensorflow", "jax")
-PUBLIC_MODULES = {
-    "collective", "data", "huggingface", "jax", "lightgbm", "lightning", "page", "session", "tensorflow", "torch",
-    "trackers", "xgboost",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("leaf", "allowed"),
-    [
-        ("torch", {"cli.run.target", "drilling.drill", "drilling.probe", "lightning"}),
-        ("tensorflow", {"cli.run.target"}),
-        ("jax", set()),
-    ],
-)
-def test_only_the_command_line_names_a_leaf(leaf: str, allowed: set[str]) -> None:
-    named = {name for name, module in PLAIN.items() if any(own.startswith(leaf) for own in module.own)}
-    assert {name for name in named if not name.startswith(f"{leaf}.")} <= allowed
-
-
 def test_a_package_imports_none_of_its_modules() -> None:
     """That is left to whoever uses one. The messages of the protocol, and the import that acts, are the exceptions."""
     for name, module in MODULES.items():
@@ -304,16 +284,6 @@ def test_a_framework_is_imported_in_its_leaf_only(leaf: str, packages: set[str])
     for name, module in MODULES.items():
         if not name.startswith(leaf):
             assert not {found.name.partition(".")[0] for found in module.imports} & packages, name
-
-
-def test_the_core_never_imports_a_framework_by_name() -> None:
-    for name, module in MODULES.items():
-        if name.startswith(LEAVES):
-            continue
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-                named = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
-                assert all(str(text).startswith("distrain.") for text in named), f"{name}: {ast.unparse(node)}"
 
 
 # -- the document ----------------------------------------------------------------------------------------------------
@@ -380,35 +350,6 @@ def test_a_public_module_lists_its_names(name: str) -> None:
     assert set(names) <= top_level_names(MODULES[name].tree)
 
 
-def test_an_internal_module_lists_none() -> None:
-    for name in set(PLAIN) - set(PUBLIC):
-        with pytest.raises(AssertionError, match="no __all__"):
-            public_names(MODULES[name].tree)
-
-
-@pytest.mark.parametrize("package", ["", *LEAVES])
-def test_a_package_shows_names_that_are_there(package: str) -> None:
-    shown = {
-        alias.name: str(node.module).removeprefix("distrain.")
-        for node in ast.walk(MODULES[package].tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if alias.asname
-    }
-    for name, home in shown.items():
-        assert name in top_level_names(MODULES[home].tree)
-    assert sorted(shown) == import_module(".".join(filter(None, ("distrain", package)))).__all__
-
-
-def test_dir_shows_the_public_names_and_modules_and_nothing_else() -> None:
-    assert sorted({*distrain.__all__, *PUBLIC_MODULES}) == dir(distrain)
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
-        _ = distrain.no_such_name
-
-
 # -- what an import loads --------------------------------------------------------------------------------------------
 
 HEAVY = {"torch", "torchvision", "numpy", "pandas", "tensorflow", "keras", "tf_keras", "jax"}
@@ -445,10 +386,6 @@ def test_the_coordinators_side_loads_no_framework(statement: str) -> None:
 
 def test_the_agent_loads_the_standard_library_and_us() -> None:
     assert loaded_by("import distrain.agent.main") <= sys.stdlib_module_names | {"distrain"}
-
-
-def test_all_public_names_can_be_had_without_a_framework() -> None:
-    assert not loaded_by("import distrain; [getattr(distrain, name) for name in distrain.__all__]") & HEAVY
 
 
 # -- exceptions ------------------------------------------------------------------------------------------------------

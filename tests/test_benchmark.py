@@ -1,56 +1,19 @@
-"""scripts/benchmark with its smallest settings: the table, the JSON, and what it says of bad interpreters."""
+"""scripts/benchmark with its smallest settings: the table, the JSON, and the pictures."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-
 BENCHMARK = Path(__file__).resolve().parent.parent / "scripts" / "benchmark"
-SLOW_STARTS = ["distrain fit(), import torch", "distrain fit(), spawn"]
 
 
 def benchmark(*arguments: str, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCHMARK), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)  # half a minute on two idle cores
-def test_it_measures_distrain_beside_torchrun(tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
-    hostfile = tmp_path / "hosts.txt"
-    hostfile.write_text("localhost slots=2\n")
-    options = ["--workers", "2", "--runs", "1", "--json", str(results), "--only", "start", "report", "memory", "ddp"]
-    options += ["--hostfile", str(hostfile)]
-    done = benchmark(*options, "--skip", *SLOW_STARTS, "distrain.launch")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(results.read_text())["rows"]
-
-    both = ["distrain fit()", "torchrun"]
-    expected = {("python -c 'import torch'", "all")}
-    expected |= {(f"report, {name}", "distrain fit()") for name in ("median", "99th percentile")}
-    measures = ("start", "start, CPU to the exit", "memory beside workers", "memory in all", "DDP steps")
-    expected |= {(measure, launcher) for measure in measures for launcher in both}
-    expected |= {(measure, "distrain fit(), hosts") for measure in ("start", "start, CPU to the exit")}
-    assert {(row["measure"], row["launcher"]) for row in rows} == expected
-    for row in rows:
-        assert row["failures"] == []
-        assert len(row["values"]) == 1
-        assert row["min"] == row["median"] == row["max"] > 0
-        assert row["ratio_to_distrain"] is None if row["launcher"] == "all" else row["ratio_to_distrain"] > 0
-        assert f"\n{row['measure']} " in done.stdout
-    assert "DDP losses of distrain fit() and torchrun: bit-equal, all ranks, 330 steps, 1 of 1 pairs" in done.stdout
-    assert re.search(r"distrain fit\(\), hosts, start of 2 workers: -?[0-9.]+ s later than", done.stdout)
-    assert "20,002 of 20,002 reports are in metrics.jsonl" in done.stdout
 
 
 def test_results_become_a_table_and_a_picture_for_the_docs_and_are_compared_with_earlier_ones(tmp_path: Path) -> None:
@@ -83,96 +46,8 @@ def test_results_become_a_table_and_a_picture_for_the_docs_and_are_compared_with
     assert f"--compare: {now}: has no results of this script" in benchmark("--compare", str(now)).stderr
 
 
-@pytest.mark.timeout(240)  # ten seconds on two idle cores
-@pytest.mark.slow
-def test_it_measures_reports_of_a_checkpoint_beside_cp_and_fsync(tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    options = ["--only", "checkpoint", "--runs", "1", "--json", str(results)]
-    done = benchmark(*options, "--checkpoint-mb", "16", "--disk", os.path.relpath(disk))
-    assert done.returncode == 0, done.stderr
-    rows = {row["measure"]: row for row in json.loads(results.read_text())["rows"] if row["workers"]}
-
-    modes = ["SYNC", "SYNC, 1,000 files", "SYNC, delete", "ASYNC", "ASYNC, delete"]
-    yardsticks = ["cp", "cp, fsync of the copy", "cp -r, fsync of the copies", "fsync, crc32"]
-    committed = [f"committed, {mode}" for mode in modes if mode.startswith("ASYNC")]
-    assert list(rows) == [*(f"checkpoint, {mode}" for mode in modes), *committed, *yardsticks]
-    for row in rows.values():
-        assert row["launcher"] == "distrain fit()"
-        assert row["workers"] == 1
-        assert row["failures"] == []
-        assert len(row["values"]) == 1
-        assert min(row["values"]) > 0
-        megabytes = 64 if "1,000 files" in row["measure"] or "copies" in row["measure"] else 16
-        assert row["remarks"][0].startswith(f"{megabytes} MB on ")
-    for mode in ("ASYNC", "ASYNC, delete"):
-        both = zip(rows[f"checkpoint, {mode}"]["values"], rows[f"committed, {mode}"]["values"], strict=True)
-        assert all(blocked < committed for blocked, committed in both)
-    for measure, reference in (("SYNC", "cp, fsync of the copy"), ("SYNC, 1,000 files", "cp -r, fsync of the copies")):
-        limit = rf"\ndistrain fit\(\), checkpoint, {measure}: \d+\.\d\d x \({reference}\), 1.05 x"
-        assert re.search(limit, done.stdout)
-    assert list(disk.iterdir()) == []
-
-
 def test_a_disk_that_cannot_hold_the_checkpoints_is_told_before_anything_is_measured(tmp_path: Path) -> None:
     done = benchmark("--only", "checkpoint", "--checkpoint-mb", str(10**12), "--disk", str(tmp_path))
     assert done.returncode == 2
     assert done.stdout == ""
     assert f"--disk {tmp_path}: 6,000,000,000,384 MB are needed" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_launcher_that_fails_is_a_row_and_the_table_goes_on(tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
-    options = ["--workers", "2", "--runs", "1", "--json", str(results), "--only", "empty", "start", "--timeout", "0.1"]
-    done = benchmark(*options, "--skip", *SLOW_STARTS)
-    assert done.returncode == 0, done.stderr
-    rows = [row for row in json.loads(results.read_text())["rows"] if row["workers"]]
-    launchers = ["distrain fit()", "distrain.launch", "torchrun"]
-    assert [(row["measure"], row["launcher"]) for row in rows] == [
-        (measure, launcher) for measure in ("empty, start to end", "start") for launcher in launchers
-    ]
-    for row in rows:
-        assert row["median"] is None
-        assert row["failures"] == ["no end after 0.1 s: no output"]
-    assert done.stdout.count("failed: no end after 0.1 s: no output") == len(rows) + 1
-
-
-@pytest.mark.slow
-def test_bad_interpreters_are_told_before_anything_is_measured(tmp_path: Path) -> None:
-    lacking = tmp_path / "lacking"
-    lacking.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # an interpreter without any package
-    lacking.chmod(0o755)
-    missing = tmp_path / "missing" / "python"
-    options = [f"--ray-python={lacking}", f"--torchrunx-python={missing}", "--accelerate-python=/bin/false"]
-    done = benchmark(*options)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    no_ray = "(ModuleNotFoundError: No module named 'ray')"
-    no_torch = "(ModuleNotFoundError: No module named 'torch')"
-    lacks = f"torch {no_torch}; ray {no_ray}; ray.train.torch {no_ray}"
-    remedy = f"install with: {lacking} -m pip install 'ray[train]' torch"
-    assert done.stderr.splitlines() == [
-        f"benchmark: --torchrunx-python {missing}: cannot be run: No such file or directory",
-        "benchmark: --accelerate-python /bin/false: is not a working Python: exit code 1",
-        f"benchmark: --ray-python {lacking}: cannot import {lacks}; {remedy}",
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_interrupted_benchmark_leaves_nothing_and_keeps_what_it_has(tmp_path: Path, number: int) -> None:
-    """That no process is left is checked after every test."""
-    results = tmp_path / "results.json"
-    command = [sys.executable, str(BENCHMARK), "--only", "start", "--runs", "1", "--json", str(results)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("python -c 'import torch'"):
-                break
-        time.sleep(0.5)  # into the first fit(); any moment will do
-        os.kill(process.pid, number)
-        process.communicate(timeout=20)
-    assert process.returncode == 128 + number
-    assert [row["launcher"] for row in json.loads(results.read_text())["rows"]] == ["all"]

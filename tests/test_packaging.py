@@ -1,4 +1,4 @@
-"""What is published: the sdist, the wheel, their metadata, and an editable install."""
+"""What is published: the sdist, the wheel and their metadata."""
 
 from __future__ import annotations
 
@@ -64,12 +64,6 @@ def test_the_changelog_begins_with_the_version() -> None:
     first = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert first
     assert re.fullmatch(rf"{re.escape(__version__)} \((unreleased|20\d\d-\d\d-\d\d)\)", first[1])
-
-
-def test_an_editable_install_is_a_path_which_type_checkers_follow(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import sys; print(*sys.path, sep='\\n')"]
-    paths = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert str(ROOT) in paths or not (ROOT / "distrain.egg-info").exists()
 
 
 def test_the_conda_recipe_needs_what_the_package_needs() -> None:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import Result
-from tests.process.object_storage.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,25 +116,6 @@ def test_the_guide(tmp_path: Path) -> None:
     assert orders[0] != orders[1], "set_epoch() changes the order"
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A bucket of an S3 server of its own, and the environment that leads there."""
-    forget_connections()
-    with moto_server() as port:
-        found = Bucket(port, Door(port), BUCKET)
-        for name, value in found.environment.items():
-            monkeypatch.setenv(name, value)
-        found.filesystem.mkdir(BUCKET)
-        yield f"s3://{BUCKET}"
-        forget_connections()
-        found.door.close()
-
-
-@pytest.mark.sample(1, of="migrated scripts")
-def test_the_guide_with_object_storage(tmp_path: Path, bucket: str) -> None:
-    check_the_guide(finish_source(migrated("guide"), tmp_path, bucket), bucket)
-
-
 @pytest.mark.gpu(2)
 def test_the_guide_on_gpus(tmp_path: Path) -> None:
     storage = str(tmp_path / "runs")
@@ -178,30 +158,6 @@ def keep_writing(path: Path) -> Iterator[None]:
     finally:
         program.kill()
         program.wait()
-
-
-@pytest.mark.sample(1, of="migrated scripts")
-def test_the_checkpoints_of_ray_air(tmp_path: Path) -> None:
-    ran = finish_source(migrated("air_checkpoints"), tmp_path)
-    assert ran.output.count("weights: ['bias', 'weight']\n") == 2, "without a trace of DistributedDataParallel"
-    found = [ast.literal_eval(printed) for printed in re.findall(r"checkpoint: ({.*})", ran.output)]
-    assert [(each["epoch"], each["_current_checkpoint_id"]) for each in found] == [(1, 1), (3, 2)]
-    assert all(isinstance(each["_timestamp"], int) and each["_preprocessor"] is None for each in found)
-    assert ran.output.count("best: [{}, {}]\n") == 2
-
-
-@pytest.mark.sample(1, of="migrated scripts")
-def test_the_training_of_ray_air(tmp_path: Path) -> None:
-    ran = finish_source(migrated("air_training"), tmp_path)
-    by_hand, prepared, mixed, first, second = map(reports, ran.results)
-    for by_rank in (by_hand, prepared):
-        assert sorted(by_rank[0][0].pop("seen") + by_rank[1][0].pop("seen")) == ROWS
-        told = {"global_batch_size": 4, "model": "DistributedDataParallel", "backend": "cpu:gloo"}
-        assert by_rank == {0: [told], 1: [told]}
-    told = {"computed_in": "torch.bfloat16", "weights": "torch.float32", "is_trained": True}
-    assert mixed == {0: [told], 1: [told]}
-    assert first == second
-    assert set(first) == {0, 1}
 
 
 def test_every_script_is_run() -> None:

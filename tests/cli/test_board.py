@@ -298,38 +298,6 @@ def test_runs_are_sorted_filtered_and_drawn(browser: Browser, server: Server) ->
     assert others(browser, server) == []
 
 
-def test_reasons_tags_several_metrics_and_what_differs_are_shown(
-    browser: Browser, server: Server, storage: Path
-) -> None:
-    why = "rank 3 on beta: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (train.py:88)"
-    manifest = json.loads((storage / "old-1/run.json").read_text())
-    manifest["attempts"][0]["failure"] = why
-    (storage / "old-1/run.json").write_text(json.dumps(manifest))
-    add_reports(storage / "old-2", {"loss": 0.1, "val_acc": 0.5}, {"loss": 0.1, "val_acc": 0.7}, {"loss": 0.03})
-    assert run_main(["note", str(storage / "old-2"), "the best so far", "--tag", "baseline"], []) == 0
-    browser.show(server.url, width=700)
-    reasons = f"[...{BODY}.querySelectorAll('.reason')]"
-    told = f"{reasons}.map((one) => [...one.children].map((part) => part.textContent))"
-    wait_until(lambda: browser.evaluate(told) == [["baseline", "the best so far"], [why], []], what="the reasons")
-    assert browser.evaluate(f"{reasons}.every((one) => one.scrollWidth <= one.clientWidth)")
-    signs = f"[...{BODY}.querySelectorAll('td.state')].map((one) => getComputedStyle(one, '::before').content)"
-    assert browser.evaluate(signs) == ['"✓"', '"✗"', '"✓"']
-    browser.evaluate("document.querySelector('#diff summary').click()")
-    differing = browser.evaluate("document.querySelector('#diff').innerText").split()
-    assert " ".join(differing) == "1 setting of the drawn runs differs old-2 old-1 old-0 lr 0.025 0.05 0.1"
-
-    browser.evaluate("document.querySelector('#many').click()")
-    titles = "[...document.querySelectorAll('#plot > div > button')].map((one) => one.textContent)"
-    wait_until(lambda: browser.evaluate(titles) == ["loss", "val_acc"], what="a plot for each metric")
-    browser.evaluate("document.querySelectorAll('#plot > div > button')[1].click()")
-    wait_until(lambda: browser.evaluate(titles) == ["val_acc", "loss"], what="the metric of a small plot is chosen")
-    assert [cells[6] for cells in browser.evaluate(CELLS)] == ["0.7000", "", ""]  # that the last report lacks
-    browser.evaluate("document.querySelector('#many').click()")
-    browser.evaluate("document.querySelector('#time').click()")
-    assert browser.evaluate("document.querySelector('#plot .u-label').textContent") == "time"
-    assert others(browser, server) == []
-
-
 def test_an_export_is_the_same_without_a_server_in_both_schemes_and_on_a_phone(
     browser: Browser, storage: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,8 +20,6 @@ FORGETS = {
     "early": "early",
 }  # fmt: skip
 """What loop.py is told to forget, and the cause that the drill should name."""
-WITH_FIT = ("plain", "lightning", "transformers", "datasets", "tensorflow")
-FUNCTIONS = ("amp", "accelerate", "fsdp2")
 
 
 @dataclass(frozen=True)
@@ -32,20 +30,18 @@ class Case:
     cause: str | None = None
 
 
-def _correct(name: str) -> Case:
-    script = str(HERE / "correct" / f"{name}_script.py")
-    return Case(("--workers", "2", f"{script}:train_func" if name in FUNCTIONS else script))
-
-
 LOOP = f"{HERE / 'loop.py'}:train_func"
 FAULTY = {
     name: Case(("--workers", "2", "--only", "kill", "--set", f"forget={name}", LOOP), cause)
     for name, cause in FORGETS.items()
 }
-CORRECT = {name: _correct(name) for name in (*WITH_FIT, *FUNCTIONS, "torchrun")} | {
+CORRECT = {
     "loop": Case(("--workers", "2", LOOP)),
-    "ray": Case(("--workers", "2", "--as-ray", str(HERE / "correct/ray_script.py"))),
+    "torchrun": Case(("--workers", "2", f"{HERE}/correct/torchrun_script.py")),
+    "tensorflow": Case(("--workers", "2", f"{HERE}/correct/tensorflow_script.py")),
+    "ray": Case(("--workers", "2", "--as-ray", f"{HERE}/correct/ray_script.py")),
 }
+"""More that resume exactly are in examples/."""
 
 
 @dataclass(frozen=True)

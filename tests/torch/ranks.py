@@ -10,22 +10,46 @@ from typing import TYPE_CHECKING, Any
 import distrain
 from distrain.api import current
 from distrain.api.context import TrainContext
-from distrain.torch import TorchTrainer
+from distrain.torch import TorchConfig, TorchTrainer
 from distrain.worker.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+def fit(
+    train: Callable[..., Any],
+    storage: Path,
+    *,
+    workers: int = 2,
+    start_method: Any = "forkserver",
+    config: dict[str, Any] | None = None,
+    torch_config: TorchConfig | None = None,
+    max_failures: int = 0,
+) -> distrain.Result:
+    """Train; equal failures restart, too."""
+    failures = distrain.FailureConfig(max_failures=max_failures, retry_same_failure=True)
+    return TorchTrainer(
+        train,
+        train_loop_config=config,
+        torch_config=torch_config,
+        scaling_config=distrain.ScalingConfig(num_workers=workers, start_method=start_method),
+        run_config=distrain.RunConfig(storage_path=storage, failure_config=failures),
+    ).fit()
+
+
+def reports(result: distrain.Result) -> list[dict[str, Any]]:
+    """Every report of every rank and attempt."""
+    return [json.loads(line) for line in (Path(result.path) / "metrics.jsonl").read_text().splitlines()]
+
+
+def last_by_rank(result: distrain.Result) -> dict[int, dict[str, Any]]:
+    return {line["rank"]: line["metrics"] for line in reports(result)}
+
+
 def run_on_ranks(train: Callable[..., Any], storage: Path, *, workers: int = 2) -> list[dict[str, Any]]:
     """The last report of each rank."""
-    result = TorchTrainer(
-        train,
-        scaling_config=distrain.ScalingConfig(num_workers=workers),
-        run_config=distrain.RunConfig(storage_path=storage),
-    ).fit()
-    lines = [json.loads(line) for line in (Path(result.path) / "metrics.jsonl").read_text().splitlines()]
-    last = {line["rank"]: line["metrics"] for line in lines}
+    last = last_by_rank(fit(train, storage, workers=workers))
     return [last[rank] for rank in sorted(last)]
 
 

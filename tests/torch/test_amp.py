@@ -40,15 +40,6 @@ def test_without_accelerate_the_others_change_nothing() -> None:
     assert model.weight.grad.tolist() == [[1.0, 1.0]]
 
 
-def test_what_one_run_chose_is_nothing_to_the_next() -> None:
-    """With num_workers=0 both run in the user's process."""
-    with acting_as(0, 1):
-        accelerate(amp=True)
-        assert "forward" in vars(prepare_model(nn.Linear(1, 1)))
-    with acting_as(0, 1):
-        assert "forward" not in vars(prepare_model(nn.Linear(1, 1)))
-
-
 def test_what_is_wrong_is_said() -> None:
     with pytest.raises(RuntimeError, match=r"distrain\.torch\.accelerate\(\) only works inside a worker"):
         accelerate()

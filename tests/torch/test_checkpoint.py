@@ -9,7 +9,6 @@ import pickle
 import sys
 from collections import OrderedDict
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -20,8 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import distrain
 from distrain import Checkpoint, CheckpointError
-from distrain.torch import TorchCheckpoint, TorchTrainer, prepare_model
+from distrain.torch import TorchCheckpoint, prepare_model
 from distrain.torch.checkpoint import portable
+from tests.torch.ranks import fit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,18 +63,6 @@ def test_a_state_dict_goes_into_a_model_and_comes_back() -> None:
     assert same_weights(source, target)
     with pytest.raises(ValueError, match=r"call get_model\(MyModel\(\)\)"):
         checkpoint.get_model()
-
-
-def test_a_whole_model_comes_back_with_or_without_a_model_to_load_it_into() -> None:
-    class Local(Net):
-        """Cannot be imported."""
-
-    source, target = Local(), Net()
-    checkpoint = TorchCheckpoint.from_model(source)
-    assert type(checkpoint.get_model()) is Local
-    assert same_weights(checkpoint.get_model(), source)
-    assert checkpoint.get_model(target) is target
-    assert same_weights(source, target)
 
 
 def test_ddp_is_not_part_of_the_checkpoint(ddp: DistributedDataParallel) -> None:
@@ -139,11 +127,7 @@ def test_a_reported_model_can_be_had_from_the_result(storage: Path) -> None:
         distrain.report({"loss": 0.5}, checkpoint=TorchCheckpoint.from_model(model))
         return weight
 
-    result = TorchTrainer(
-        train,
-        scaling_config=distrain.ScalingConfig(num_workers=2),
-        run_config=distrain.RunConfig(storage_path=storage),
-    ).fit()
+    result = fit(train, storage)
     assert result.checkpoint is not None
     model = TorchCheckpoint(result.checkpoint.path).get_model()
     assert type(model).__name__ == "Net"
@@ -173,14 +157,6 @@ def test_a_portable_dict_has_no_trace_of_ddp(ddp: DistributedDataParallel) -> No
     assert state_dict._metadata == metadata
 
 
-def test_a_portable_dict_has_no_trace_of_torch_compile(ddp: DistributedDataParallel) -> None:
-    bare = ddp.module
-    for wrapped in (torch.compile(ddp), torch.compile(bare), DistributedDataParallel(torch.compile(bare))):
-        made = portable({"model": wrapped, "weights": wrapped.state_dict()})
-        assert made["model"] is bare
-        assert list(made["weights"]) == list(bare.state_dict())
-
-
 def test_what_is_sharded_is_refused(ddp: DistributedDataParallel) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -207,13 +183,6 @@ def test_what_is_sharded_is_refused(ddp: DistributedDataParallel) -> None:
 )
 def test_other_values_are_left_as_they_are(value: Any) -> None:
     assert portable({"value": value})["value"] is value
-
-
-def test_mappings_of_every_kind_lose_the_prefix(ddp: DistributedDataParallel) -> None:
-    weights = {"module.layer.weight": torch.ones(1)}  # a part of the wrapper's, and a copy
-    for mapping in (weights, OrderedDict(weights), MappingProxyType(weights)):
-        assert list(portable({"value": mapping})["value"]) == ["layer.weight"]
-    assert list(weights) == ["module.layer.weight"]
 
 
 class Outer(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import random
@@ -24,14 +23,12 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
-    SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
-import distrain
 from distrain.torch import get_device, get_devices, prepare_data_loader, prepare_model
-from tests.torch.ranks import acting_as, fit_on_gpus, run_on_ranks
+from tests.torch.ranks import acting_as, fit_on_gpus
 
 if TYPE_CHECKING:
     import subprocess
@@ -231,16 +228,6 @@ def test_ranks_share_an_order_of_the_users(kind: str, length: int, size: int, ep
     assert [len(loader) for loader in loaders] == [math.ceil(length / size)] * size
 
 
-@pytest.mark.parametrize("kind", sorted(set(PERMUTING) - {"list"}))
-def test_every_epoch_has_an_order_of_its_own(kind: str) -> None:
-    loaders = on_every_rank(2, lambda: DataLoader(range(40), batch_size=None, sampler=PERMUTING[kind](40)))
-    orders = [interleaved(passes(loaders)) for _ in range(3)]
-    assert orders[0] != orders[1] != orders[2]
-    for loader in loaders:
-        loader.sampler.set_epoch(1)
-    assert interleaved(passes(loaders)) == orders[1]
-
-
 SEEDED: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
     "torch.manual_seed": lambda generator: DataLoader(range(40), shuffle=True),
     "the loader's": lambda generator: DataLoader(range(40), shuffle=True, generator=generator),
@@ -270,36 +257,6 @@ def test_the_seed_of_the_user_decides_the_order(name: str) -> None:
     assert sorted(order(1, 2)) == [*range(40)]
 
 
-def test_drawing_with_replacement_is_shared_out_too() -> None:
-    data = range(10)
-    for make, count in (
-        (lambda: RandomSampler(data, replacement=True, num_samples=7), 8),
-        (lambda: RandomSampler(data, num_samples=4), 4),
-        (lambda: WeightedRandomSampler([0.0] * 9 + [1.0], 6), 6),
-    ):
-        shares = passes(on_every_rank(2, lambda make=make: DataLoader(data, batch_size=None, sampler=make())))  # type: ignore[misc]
-        assert len(interleaved(shares)) == count
-    assert set(interleaved(shares)) == {9}
-    again = on_every_rank(2, lambda: DataLoader(data, batch_size=None, sampler=RandomSampler(data, replacement=True)))
-    assert len(set(interleaved(passes(again)))) < 10
-
-
-def test_drawing_an_order_leaves_the_random_state_alone() -> None:
-    sampler = Shuffled(10, "own generator")
-    sampler.other = torch.Generator()  # type: ignore[attr-defined]
-
-    def numbers() -> list[Any]:
-        own = [copy.deepcopy(sampler.python).random(), copy.deepcopy(sampler.state).rand()]
-        own += [copy.deepcopy(sampler.generator).random(), sampler.other.get_state().tolist()]  # type: ignore[attr-defined]
-        return [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist(), *own]
-
-    with acting_as(1, 2):
-        loader = prepare_data_loader(DataLoader(range(10), sampler=sampler))
-    before = numbers()
-    assert len(list(loader.sampler)) == 5
-    assert numbers() == before
-
-
 @settings(deadline=None)
 @given(st.integers(1, 30), st.integers(2, 5), st.integers(1, 5))
 def test_ranks_get_whole_batches_of_a_batch_sampler(length: int, size: int, batch_size: int) -> None:
@@ -318,26 +275,6 @@ def test_ranks_get_whole_batches_of_a_batch_sampler(length: int, size: int, batc
     assert set(order) == set(batches)
     assert [len(loader) for loader in loaders] == [math.ceil(len(batches) / size)] * size
     assert [sampler.epochs[0] for sampler in samplers] == [5] * size
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_plain_batch_sampler_has_its_sampler_shared_out(shuffle: bool) -> None:
-    data = range(22)
-    kind = RandomSampler if shuffle else SequentialSampler
-
-    def make() -> DataLoader[Any]:
-        return DataLoader(data, batch_sampler=BatchSampler(kind(data), 3, drop_last=True), collate_fn=list)
-
-    loaders = on_every_rank(2, make)
-    expected = []
-    for rank, loader in enumerate(loaders):
-        loader.sampler.set_epoch(3)
-        sampler = DistributedSampler(data, 2, rank, shuffle=shuffle, seed=100)
-        sampler.set_epoch(3)
-        expected.append(list(DataLoader(data, batch_size=3, sampler=sampler, drop_last=True, collate_fn=list)))
-        assert isinstance(loader.sampler, DistributedSampler)
-        assert (loader.batch_sampler.batch_size, loader.batch_sampler.drop_last) == (3, True)
-    assert passes(loaders) == expected
 
 
 def test_an_order_without_a_length_cannot_be_shared_out() -> None:
@@ -395,35 +332,21 @@ def test_the_order_of_a_loader_that_shares_already_or_cannot_share_is_left_alone
 
 # -- the loader's other sides ------------------------------------------------------------------------------------------
 
-options = st.fixed_dictionaries(
-    {},
-    optional={
-        "batch_size": st.integers(1, 5),
-        "collate_fn": st.just(tuple),
-        "pin_memory": st.booleans(),
-        "drop_last": st.booleans(),
-        "worker_init_fn": st.just(print),
-        "generator": st.builds(torch.Generator),
-        "shuffle": st.booleans(),
-    },
-)
-worker_options = st.fixed_dictionaries(
-    {"num_workers": st.integers(1, 2)},
-    optional={
-        "timeout": st.integers(1, 9),
-        "multiprocessing_context": st.sampled_from(["fork", "spawn"]),
-        "prefetch_factor": st.integers(1, 4),
-        "persistent_workers": st.booleans(),
-        # since torch 2.6
-        **({"in_order": st.booleans()} if "in_order" in inspect.signature(DataLoader).parameters else {}),
-    },
-)
+OPTIONS: dict[str, Any] = {
+    "batch_size": 3, "shuffle": True, "collate_fn": tuple, "pin_memory": True, "drop_last": True,
+    "worker_init_fn": print, "generator": torch.Generator(),
+}  # fmt: skip
+OF_WORKERS: dict[str, Any] = {
+    "num_workers": 2, "timeout": 9, "multiprocessing_context": "spawn", "prefetch_factor": 4,
+    "persistent_workers": True,
+    **({"in_order": False} if "in_order" in inspect.signature(DataLoader).parameters else {}),  # since torch 2.6
+}  # fmt: skip
 
 
-@settings(deadline=None)
-@given(options, worker_options | st.just({}), st.integers(1, 3))
-def test_every_other_option_of_a_loader_is_kept(some: dict[str, Any], of_workers: dict[str, Any], size: int) -> None:
-    before = DataLoader(range(10), **{**some, **of_workers})
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("given_options", [{}, OPTIONS, OPTIONS | OF_WORKERS])
+def test_every_other_option_of_a_loader_is_kept(given_options: dict[str, Any], size: int) -> None:
+    before = DataLoader(range(10), **given_options)
     with acting_as(size - 1, size):
         after = prepare_data_loader(before)
     assert isinstance(after, DataLoader)
@@ -433,28 +356,6 @@ def test_every_other_option_of_a_loader_is_kept(some: dict[str, Any], of_workers
     assert before.sampler is not after.sampler
     for name in ("batch_size", "drop_last"):
         assert getattr(after.batch_sampler, name) == getattr(before.batch_sampler, name)
-
-
-@sampled
-def test_loader_workers_that_persist_hear_of_the_epoch(storage: Path) -> None:
-    def train() -> None:
-        import warnings
-
-        warnings.simplefilter("error")
-        before = DataLoader(range(10), batch_size=3, shuffle=True, num_workers=1, persistent_workers=True)
-        next(iter(before))  # its workers run
-        loader = prepare_data_loader(before)
-        epochs = []
-        for epoch in (0, 1, 0):
-            loader.sampler.set_epoch(epoch)
-            epochs.append([item for batch in loader for item in batch.tolist()])
-        distrain.report({"epochs": epochs})
-
-    ranks = [rank["epochs"] for rank in run_on_ranks(train, storage)]
-    for epoch in range(3):
-        assert sorted(interleaved([rank[epoch] for rank in ranks])) == list(range(10))
-    for rank in ranks:
-        assert rank[0] == rank[2] != rank[1]
 
 
 class Tagged(DataLoader[Any]):

@@ -2,123 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import sys
-import tempfile
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
-import psutil
 import pytest
 
 import distrain
-from distrain.torch import TorchTrainer, prepare_model
+from distrain.torch import prepare_model
+from tests.torch.ranks import fit, reports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
 sampled = pytest.mark.sample(4, of="failures under torch")
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
-
-
-def fit(
-    train: Callable[..., Any],
-    storage: Path,
-    *,
-    workers: int = 2,
-    config: dict[str, Any] | None = None,
-    max_failures: int = 0,
-) -> distrain.Result:
-    return TorchTrainer(
-        train,
-        train_loop_config=config,
-        scaling_config=distrain.ScalingConfig(num_workers=workers),
-        run_config=distrain.RunConfig(
-            storage_path=storage,
-            failure_config=distrain.FailureConfig(max_failures=max_failures, retry_same_failure=True),
-        ),
-    ).fit()
-
-
-def reports(result: distrain.Result) -> list[dict[str, Any]]:
-    """Every report of every rank and attempt."""
-    lines = (Path(result.path) / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
-# -- restarts --------------------------------------------------------------------------------------------------------
-
-
-def train_with_a_kill(config: dict[str, Any]) -> None:
-    """Ten steps of DDP with a checkpoint each; in the first attempt rank 1 is killed in the middle of a backward."""
-    import torch
-    from torch import nn
-
-    context = distrain.get_context()
-    model = prepare_model(nn.Linear(4, 4))
-    checkpoint = distrain.get_checkpoint()
-    first = 0
-    if checkpoint is not None:
-        with checkpoint.as_directory() as folder:
-            state = torch.load(Path(folder) / "state.pt")
-        model.load_state_dict(state["model"])
-        first = state["step"] + 1
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(first, 10):
-        loss = model(torch.ones(2, 4)).pow(2).mean()
-        if step == 5 and context.get_world_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        with tempfile.TemporaryDirectory() as folder:
-            torch.save({"model": model.state_dict(), "step": step}, Path(folder) / "state.pt")
-            distrain.report({"step": step}, distrain.Checkpoint.from_directory(folder))
-
-
-@sampled
-def test_a_killed_rank_is_answered_by_a_restart_from_the_last_checkpoint(storage: Path) -> None:
-    result = fit(train_with_a_kill, storage, max_failures=1)
-    assert result.error is None
-    assert result.metrics == {"step": 9}
-    steps = {
-        attempt: [
-            line["metrics"]["step"] for line in reports(result) if (line["attempt"], line["rank"]) == (attempt, 0)
-        ]
-        for attempt in (0, 1)
-    }
-    assert steps == {0: [0, 1, 2, 3, 4], 1: [5, 6, 7, 8, 9]}
-
-
-@sampled
-def test_children_of_a_data_loader_die_with_their_rank(storage: Path) -> None:
-    def train() -> None:
-        import torch
-        from torch.utils.data import DataLoader, TensorDataset
-
-        data = TensorDataset(torch.arange(100.0))
-        loader = DataLoader(data, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
-        iterator = iter(loader)
-        next(iterator)
-        children = [child.pid for child in psutil.Process().children()]
-        distrain.report({"children": children})
-        torch.distributed.barrier()
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            if distrain.get_context().get_world_rank() == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(60)
-
-    lines = reports(fit(train, storage, max_failures=1))
-    children = [pid for line in lines for pid in line["metrics"]["children"]]
-    assert len(lines) == 4
-    assert len(children) == 4 * 2
-    assert [pid for pid in children if psutil.pid_exists(pid)] == []
 
 
 # -- who is to blame -------------------------------------------------------------------------------------------------
@@ -179,43 +81,6 @@ def test_the_culprit_is_the_rank_that_failed_by_itself(
 
 
 @sampled
-def test_ranks_that_fail_alike_are_shown_once(storage: Path) -> None:
-    def train() -> None:
-        from torch import distributed as dist
-
-        dist.barrier()
-        raise ValueError(f"rank {dist.get_rank()} has a bad config")
-
-    with pytest.raises(distrain.WorkerGroupError) as caught:
-        fit(train, storage, workers=4)
-    assert str(caught.value).count("Traceback (most recent call last)") == 1
-    assert isinstance(caught.value.original, ValueError)
-    assert caught.value.culprit in range(4)
-
-
-@sampled
-def test_a_failure_before_the_process_group_names_the_stage(storage: Path) -> None:
-    class NotHere:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return int, ("no number",)
-
-    with pytest.raises(distrain.WorkerGroupError, match=r"invalid literal.*before train_func"):
-        fit(print, storage, config={"bad": NotHere()})
-
-
-@sampled
-def test_a_backend_that_this_torch_lacks_is_reported_from_the_worker(storage: Path) -> None:
-    trainer = TorchTrainer(
-        print,
-        torch_config=distrain.torch.TorchConfig(backend="xccl"),
-        run_config=distrain.RunConfig(storage_path=storage),
-    )
-    with pytest.raises(distrain.WorkerGroupError, match=r"(?i)xccl") as caught:
-        trainer.fit()
-    assert "setting up the process group" in str(caught.value)
-
-
-@sampled
 def test_a_second_process_group_is_explained(storage: Path) -> None:
     def train() -> None:
         from torch import distributed as dist
@@ -246,24 +111,6 @@ def test_the_store_outlives_a_rank_0_that_finishes_first(storage: Path) -> None:
 
     (line,) = reports(fit(train, storage))
     assert (line["rank"], line["metrics"]) == (1, {"read": "words"})
-
-
-@sampled
-@pytest.mark.parametrize("finished", [0, 1])
-def test_waiting_for_a_finished_rank_fails_at_once(storage: Path, finished: int) -> None:
-    def train() -> None:
-        import torch
-        from torch import distributed as dist
-
-        dist.barrier()
-        if dist.get_rank() != finished:
-            dist.all_reduce(torch.ones(1))
-
-    started = time.monotonic()
-    with pytest.raises(distrain.WorkerGroupError) as caught:
-        fit(train, storage)
-    assert caught.value.culprit == 1 - finished
-    assert time.monotonic() - started < 20
 
 
 def test_ranks_that_can_only_wait_for_one_that_has_finished_do_not_wait_forever(tmp_path: Path) -> None:

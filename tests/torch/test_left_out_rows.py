@@ -101,36 +101,6 @@ def test_exactly_the_bad_batches_are_left_out(kind: str, seed: int) -> None:
     assert (run.saved or (0, []))[1] == used
 
 
-@pytest.mark.parametrize("bad", [0, 3])
-def test_a_loop_beside_the_bad_one_loses_its_batch_and_a_validation_before_loses_none(bad: int) -> None:
-    """Two loaders are zipped. A third one validates after each step, and was looked at in the beginning."""
-
-    def loaders() -> list[DataLoader[Any]]:
-        return [prepare_data_loader(DataLoader(range(10 * number, 10 * number + 5))) for number in range(3)]
-
-    def train(upto: int) -> list[Any]:
-        left, right, validation = loaders()
-        next(iter(validation))
-        pairs = []
-        for pair in zip(left, right, strict=True):
-            if len(pairs) == upto:
-                raise Rollback(skip_batch=True)
-            pairs.append(tuple(map(int, pair)))
-            assert [int(row) for row in validation] == [20, 21, 22, 23, 24]
-        return pairs
-
-    with acting_as(0, 1) as session, pytest.raises(Rollback):
-        train(bad)
-    try:
-        raise Rollback
-    except Rollback:
-        skip_to = session.positions_to_skip_to()
-    assert {*skip_to} == {"loader 1", "loader 2"}
-    with acting_as(0, 1) as session:
-        session._skip_to = skip_to
-        assert train(-1) == [(row, 10 + row) for row in range(bad + 1, 5)]
-
-
 def test_without_an_open_loop_all_rows_since_the_checkpoint_are_left_out() -> None:
     """As when on_nan looks at the loss of an epoch, after its loops."""
     with acting_as(0, 1) as session:

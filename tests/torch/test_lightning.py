@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import pytest
 
-import distrain
 from distrain.api import current
-from distrain.torch import TorchTrainer
+from tests.torch.ranks import fit, reports
+
+if TYPE_CHECKING:
+    import distrain
 
 of_libraries = pytest.mark.sample(2, of="libraries on torch")
 
@@ -23,21 +24,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot im
 
 STEPS = 4
 """Of each rank in an epoch."""
-
-
-def run(train: Any, storage: Path, *, config: dict[str, Any] | None = None, max_failures: int = 0) -> distrain.Result:
-    return TorchTrainer(
-        train,
-        train_loop_config=config,
-        scaling_config=distrain.ScalingConfig(num_workers=2),
-        run_config=distrain.RunConfig(
-            storage_path=storage, failure_config=distrain.FailureConfig(max_failures=max_failures)
-        ),
-    ).fit()
-
-
-def reports(result: distrain.Result) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (Path(result.path) / "metrics.jsonl").read_text().splitlines()]
 
 
 def files_of(checkpoint: distrain.Checkpoint) -> list[str]:
@@ -125,7 +111,7 @@ def train_with_a_failure(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "sharded"])
 def test_a_run_goes_on_after_its_last_epoch_when_a_rank_has_died(storage: Path, tmp_path: Path, sharded: bool) -> None:
     config = {"sharded": sharded, "died": str(tmp_path / "died")}
-    result = run(train_with_a_failure, storage, config=config, max_failures=1)
+    result = fit(train_with_a_failure, storage, config=config, max_failures=1)
     assert (tmp_path / "died").exists()
 
     lines = reports(result)
@@ -181,7 +167,7 @@ def test_lightnings_own_strategy_works_and_training_alone_is_refused(
     monkeypatch.chdir(tmp_path)  # Lightning's loggers and its own checkpoints write here
     # Another test may have imported distrain.lightning, and with it the other package. Workers would start with these.
     monkeypatch.delitem(sys.modules, "distrain.lightning", raising=False)
-    result = run(train_in_other_ways, storage)
+    result = fit(train_in_other_ways, storage)
     found = result.return_value
     assert found["ours"]
     assert (found["device outside"], found["device"]) == ([None, None], ["cpu"])

@@ -92,17 +92,6 @@ def test_a_gpu_computes_on_and_the_call_returns_before_the_bytes_are_copied(home
 
 
 @pytest.mark.gpu
-def test_the_memory_of_the_gpu_is_free_again(home: Path) -> None:
-    parts, weight = MemoryParts(home), torch.ones(64 << 20, device="cuda")
-    for ordinal in range(1, 6):
-        folder, done = write(parts, ordinal, weight)
-        assert done.wait(60)
-        folder.rename(home / f"free-{ordinal}")
-        time.sleep(0.1)  # the thread ends
-        assert torch.cuda.memory_allocated() < 2 * weight.nbytes
-
-
-@pytest.mark.gpu
 def test_a_full_gpu_is_copied_without_a_clone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.arange(1 << 20, device="cuda")
     monkeypatch.setattr(separated, "_GPU_RESERVE", 1 << 60)

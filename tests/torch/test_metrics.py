@@ -106,11 +106,6 @@ def test_rows_come_once_each_and_in_order(tmp_path: Path, ranks: int) -> None:
     assert run_on_ranks(train, tmp_path, workers=ranks) == [{"done": 1}] * ranks
 
 
-def test_a_single_rank_has_all_rows() -> None:
-    with acting_as(0, 1):
-        check_random_sizes(0, 1)
-
-
 @pytest.mark.parametrize(
     "values", [torch.tensor(1.0), torch.ones(3), [torch.ones(2), torch.ones(3)], 1.0, ["a", "b"], []]
 )

@@ -14,7 +14,7 @@ from torch import nn
 import distrain
 from distrain.api import current
 from distrain.torch import TorchCheckpoint, get_device, get_devices, prepare_model
-from tests.torch.ranks import acting_as, fit_on_gpus, run_on_ranks
+from tests.torch.ranks import acting_as, run_on_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -243,36 +243,3 @@ def test_fully_shard_gets_its_options_and_what_is_sharded_stays(storage: Path) -
         "frozen": True,
     }
     assert run_on_ranks(train, storage) == [expected] * 2
-
-
-# -- GPUs --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.gpu), pytest.param(2, marks=pytest.mark.gpu(2))])
-def test_fsdp_trains_on_gpus(storage: Path, workers: int) -> None:
-    """One worker shards nothing by itself, so there the user does, in a group of one."""
-
-    def train() -> list[float]:
-        from torch.distributed.fsdp import FSDPModule, fully_shard
-
-        torch.manual_seed(0)
-        model = prepare_model(Transformer(), parallel_strategy="fsdp")
-        if workers == 1:
-            fully_shard(model)
-        assert isinstance(model, FSDPModule)
-        assert {parameter.device for parameter in model.parameters()} == {get_device()}
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        tokens, labels = (tensor.to(get_device()) for tensor in tokens_and_labels())
-        losses = []
-        for _ in range(5):
-            loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        return losses
-
-    losses = fit_on_gpus(train, storage, workers)
-    torch.manual_seed(0)
-    expected = [loss.item() for loss in losses_of(Transformer(), slice(None))]
-    assert losses == pytest.approx(expected, rel=1e-2)

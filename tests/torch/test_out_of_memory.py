@@ -60,15 +60,6 @@ def test_the_snapshot_of_the_latest_attempt_is_kept_and_named(storage: Path) -> 
     assert pickle.loads(file.read_bytes())["segments"] == [1]
 
 
-def test_a_snapshot_that_cannot_be_taken_leaves_the_failure_as_it_was(storage: Path) -> None:
-    def train() -> None:
-        torch.cuda.memory._snapshot = None
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    assert failing(train, storage).failures[0].summary == "OutOfMemoryError: CUDA out of memory"
-    assert not list((storage / "run").glob("evidence/*/memory"))
-
-
 def test_a_long_history_is_left_out_and_a_huge_snapshot_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_code, "_LARGEST_SNAPSHOT", 1000)
     storage = SimpleNamespace(experiment_fs_path="runs/run")

@@ -234,36 +234,6 @@ def test_a_signal_stops_all_ranks_at_the_same_step_and_the_next_start_continues(
         assert (said["start"], said["outcome"]) == (ranks[0]["end"] + 1, "finished")
 
 
-STOPS_AT_ONCE = """
-def train(config):
-    write()
-    if RANK == 1 or sys.argv[2] == "sleeps":
-        time.sleep(60)
-    barrier()
-
-try:
-    fit(train, "run")
-finally:
-    said["raised"] = type(sys.exc_info()[1]).__name__
-    write()
-"""
-
-
-@pytest.mark.parametrize("others", ["waits", "sleeps"])
-def test_a_signal_ends_a_train_func_that_does_not_ask_for_it(
-    start: Callable[..., Started], tmp_path: Path, others: str
-) -> None:
-    """Rank 1 gets it. Rank 0 waits for that in a collective, or gets a signal, too."""
-    started = start(launchers.launcher("pods"), launchers.WITHOUT_TORCH + STOPS_AT_ONCE, others)
-    wait_until(lambda: all(file.exists() for file in started.files()))
-    for process in reversed(started.processes):
-        if others == "sleeps" or process is started.processes[1]:
-            process.send_signal(signal.SIGTERM)
-    assert started.wait(20) == [128 + signal.SIGTERM] * 2, started.output
-    assert [said["raised"] for said in said_by(started)] == ["PreemptionError"] * 2
-    assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] == "stopped"
-
-
 # -- ranks that die ----------------------------------------------------------------------------------------------------
 
 DIES = """
@@ -323,82 +293,6 @@ def test_a_rank_that_cannot_use_the_storage_is_named_on_all(start: Callable[...,
         assert kind == ("StorageError" if rank == culprit == 0 else "LaunchError")
         assert str(started.folder / "runs") in text
         assert f"rank {culprit} on " in text or rank == culprit
-
-
-FAILS_ITSELF = """
-def train(config):
-    distrain.report({"loss": 1})
-    if RANK == int(sys.argv[2]):
-        raise ValueError("the real reason")
-    if sys.argv[3] == "waits":
-        barrier()
-
-fit(train, "run")
-"""
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(("rank", "others"), [("0", "waits"), ("1", "finishes")])
-def test_a_failing_rank_ends_the_launcher(
-    start: Callable[..., Started], tmp_path: Path, rank: str, others: str
-) -> None:
-    started = start(launchers.launcher("torchrun"), launchers.WITHOUT_TORCH + FAILS_ITSELF, rank, others)
-    assert started.wait() == [1]
-    assert "SIGKILL" not in started.output  # which torchrun sends to ranks that hang for 30 s
-    assert "ValueError: the real reason" in started.output
-    assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] == "failed"
-
-
-# -- many fits in one start --------------------------------------------------------------------------------------------
-
-ONE_AFTER_THE_OTHER = """
-def waits(config):
-    barrier()
-    return [broadcast_from_rank_zero(RANK + number) for number in (5, 6)]
-
-class OfRank0(int):
-    def __reduce__(self):
-        return make_on_rank_0, ()
-
-def make_on_rank_0():
-    return OfRank0(1 if os.environ["RANK"] == "0" else 1 / 0)
-
-def returns_what_only_rank_0_can_unpickle(config):
-    return OfRank0(1)
-
-def returns_a_lock(config):
-    import threading
-
-    return threading.Lock()
-
-for number in (1, 2):
-    said.setdefault("waits", []).append(outcome(waits, f"waits-{number}"))
-for function in (returns_what_only_rank_0_can_unpickle, returns_a_lock):
-    said.setdefault(function.__name__, []).append(outcome(function, function.__name__))
-    write()
-"""
-
-
-@pytest.fixture(scope="module")
-def one_after_the_other(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("pods")
-    started = launchers.launcher("pods").start(folder, launchers.WITHOUT_TORCH + ONE_AFTER_THE_OTHER, ranks=3)
-    try:
-        assert started.wait() == [0, 0, 0], started.output
-    finally:
-        launchers.end(started)
-    return said_by(started)
-
-
-def test_one_fit_after_the_other(one_after_the_other: list[dict[str, Any]]) -> None:
-    for said in one_after_the_other:
-        assert said["waits"] == [["returned", [5, 6]]] * 2
-
-
-def test_a_return_value_that_cannot_travel_is_left_out(one_after_the_other: list[dict[str, Any]]) -> None:
-    for rank, said in enumerate(one_after_the_other):
-        assert said["returns_what_only_rank_0_can_unpickle"] == [["returned", None if rank else 1]]
-        assert said["returns_a_lock"] == [["returned", None]]
 
 
 # -- without a launcher -----------------------------------------------------------------------------------------------

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import pytest
 import torch
 
 import distrain
-from distrain.api import current
 from distrain.api.context import TrainContext
-from distrain.torch import TorchTrainer, enable_reproducibility, prepare_data_loader
-from distrain.worker.session import Session
+from distrain.torch import enable_reproducibility, prepare_data_loader
 from distrain.worker.sniff_test import sniff
+from tests.torch.ranks import fit, last_by_rank
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 sampled = pytest.mark.sample(1, of="equal numbers")
 
@@ -81,14 +81,8 @@ def draw(config: dict[str, Any]) -> None:
 
 
 def run(storage: Path, seed: int | None) -> list[dict[str, Any]]:
-    result = TorchTrainer(
-        draw,
-        train_loop_config={"seed": seed},
-        scaling_config=distrain.ScalingConfig(num_workers=2),
-        run_config=distrain.RunConfig(storage_path=storage),
-    ).fit()
-    lines = [json.loads(line) for line in (Path(result.path) / "metrics.jsonl").read_text().splitlines()]
-    return [line["metrics"] for line in sorted(lines, key=lambda line: line["rank"])]
+    last = last_by_rank(fit(draw, storage, config={"seed": seed}))
+    return [last[rank] for rank in sorted(last)]
 
 
 @sampled
@@ -111,32 +105,6 @@ def test_runs_draw_the_same_numbers_and_loader_workers_different_ones(storage: P
     assert [sorted(epoch) for epoch in indices] == [[*range(16)]] * 2, "ranks of different seeds share one order"
     assert unseeded[0]["own"] != first[0]["own"]
     assert unseeded[0]["epochs"][0][0]["drawn"] != first[0]["epochs"][0][0]["drawn"]
-
-
-@pytest.fixture
-def reset_torch() -> Any:
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.usefixtures("reset_torch")
-def test_a_generator_of_the_users_is_kept_and_the_next_run_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    context = lonely_rank()
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # is put back
-    monkeypatch.setattr(current, "session", Session(None, context, None))  # type: ignore[arg-type]
-    enable_reproducibility(2**40)  # more than numpy takes
-    own = torch.Generator()
-    assert prepare_data_loader(torch.utils.data.DataLoader(range(3), generator=own)).generator is own
-    stream = torch.utils.data.ChainDataset([])
-    seeded = prepare_data_loader(torch.utils.data.DataLoader(stream), add_dist_sampler=False).generator
-    assert seeded.initial_seed() == 2**40
-    monkeypatch.setattr(current, "session", Session(None, context, None))  # type: ignore[arg-type]
-    assert prepare_data_loader(torch.utils.data.DataLoader(range(3))).generator is None
-
-
-def test_outside_of_a_worker_it_says_where_it_belongs() -> None:
-    with pytest.raises(RuntimeError, match=r"distrain\.torch\.enable_reproducibility\(\) only works inside a worker"):
-        enable_reproducibility()
 
 
 def test_a_test_of_the_host_changes_nothing_of_the_training() -> None:

@@ -115,14 +115,6 @@ def test_loader_processes_do_not_matter(options: dict[str, Any]) -> None:
         assert sorted(row for step in steps for row in step) == list(range(40))
 
 
-def test_a_resumed_pass_has_the_batches_that_an_uninterrupted_one_has() -> None:
-    whole, _ = Ranks(2, loader("shuffled", 40, 4)).take()
-    first = Ranks(2, loader("shuffled", 40, 4))
-    begun, _ = first.take(2)
-    rest, _ = Ranks(2, loader("shuffled", 40, 4), first.positions()).take()
-    assert begun + rest == whole
-
-
 @pytest.mark.parametrize("kind", ["shuffled", "in order", "distributed", "batches", "custom"])
 def test_a_resumed_pass_pads_with_the_rows_of_an_uninterrupted_one(kind: str) -> None:
     for rows, ranks, size in ((10, 4, 1), (11, 3, 2), (3, 8, 1)):
@@ -132,23 +124,6 @@ def test_a_resumed_pass_pads_with_the_rows_of_an_uninterrupted_one(kind: str) ->
             begun, _ = first.take(taken)
             rest, _ = Ranks(ranks, loader(kind, rows, size), first.positions()).take()
             assert begun + rest == whole
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_stateful_data_loader_is_divided_as_a_data_loader(shuffle: bool) -> None:
-    """Its samplers are of classes of torchdata's own."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    def make(kind: Any) -> Make:
-        return lambda rank, ranks: kind(range(10), batch_size=2, shuffle=shuffle)
-
-    whole, _ = Ranks(2, make(DataLoader)).take()
-    assert Ranks(2, make(StatefulDataLoader)).take()[0] == whole
-    first = Ranks(2, make(StatefulDataLoader))
-    begun, _ = first.take(1)
-    rest, _ = Ranks(2, make(StatefulDataLoader), first.positions()).take()
-    assert begun + rest == whole
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -197,14 +172,6 @@ def test_a_checkpoint_after_the_last_batch_in_the_loop_keeps_loops_in_step(capfd
     assert "loader 1 continues in epoch 0 after 20 of 20 rows; resume=False turns this off" in capfd.readouterr().err
     assert resumed.take() == ([], True)
     assert len(resumed.take()[0]) == 2
-
-
-def test_ranks_that_have_come_less_far_decide() -> None:
-    group = Ranks(1, loader("in order", 20, 2))
-    group.take(2)
-    behind, ahead = group.positions()[0], {**group.positions()[0], "rows": 8}
-    resumed = Ranks(2, loader("in order", 20, 2), {0: ahead, 1: behind})
-    assert resumed.take(1)[0] == [[4, 6, 5, 7]]
 
 
 def test_a_resumed_run_keeps_the_seed() -> None:
@@ -298,11 +265,3 @@ def test_a_loop_that_is_left_is_an_epoch_unless_the_run_is_stopped(stopped: bool
         if number == 1:
             break
     assert (group.positions()[0]["epoch"], group.positions()[0]["rows"]) == ((0, 4) if stopped else (1, 0))
-
-
-def test_an_iterator_that_is_replaced_is_left() -> None:
-    group = Ranks(1, loader("in order", 10, 2))
-    for epoch in range(3):
-        batches = iter(group.loaders[0])
-        assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
-        assert (group.positions()[0]["epoch"], group.positions()[0]["rows"]) == (epoch, 4)

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import fully_shard
 
 import distrain
 from distrain import Checkpoint, CheckpointError, CheckpointUploadMode
-from distrain.torch import TorchTrainer, prepare_model, restore, snapshot
-from tests.torch.ranks import acting_as
+from distrain.torch import prepare_model, restore, snapshot
+from tests.torch.ranks import acting_as, fit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,11 +84,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
             restore(other, model)
 
 
-def test_outside_of_a_worker_it_says_so() -> None:
-    with pytest.raises(RuntimeError, match="only works inside a worker"):
-        snapshot(nn.Linear(1, 1))
-
-
 def ddp(config: dict[str, Any]) -> None:
     modes = [SYNC, ASYNC, MEMORY]
     torch.manual_seed(distrain.get_context().get_world_rank())
@@ -112,11 +107,7 @@ def ddp(config: dict[str, Any]) -> None:
 
 
 def test_ddp_starts_again_from_each_mode(storage: Path) -> None:
-    result = TorchTrainer(
-        ddp,
-        scaling_config=distrain.ScalingConfig(num_workers=2),
-        run_config=distrain.RunConfig(storage_path=storage, failure_config=distrain.FailureConfig(max_failures=5)),
-    ).fit()
+    result = fit(ddp, storage, max_failures=5)
     assert result.metrics["step"] == 6
     assert result.checkpoint is not None
 
@@ -160,11 +151,6 @@ def fsdp(config: dict[str, Any]) -> None:
 def test_fsdp_starts_again_and_gets_the_same_weights(storage: Path, mode: CheckpointUploadMode) -> None:
     sums = []
     for fails in (False, True):
-        result = TorchTrainer(
-            fsdp,
-            train_loop_config={"mode": mode, "fails": fails},
-            scaling_config=distrain.ScalingConfig(num_workers=2),
-            run_config=distrain.RunConfig(storage_path=storage, failure_config=distrain.FailureConfig(max_failures=1)),
-        ).fit()
+        result = fit(fsdp, storage, config={"mode": mode, "fails": fails}, max_failures=1)
         sums.append(result.metrics["sums"])
     assert sums[0] == sums[1]

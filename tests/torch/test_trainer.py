@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import pytest
 
 import distrain
 from distrain.hosts.host_info import usable_cpus
-from distrain.torch import TorchConfig, TorchTrainer
+from distrain.torch import TorchConfig
+from tests.torch.ranks import fit, last_by_rank, reports
 
 sampled = pytest.mark.sample(4, of="training with torch")
 
@@ -26,63 +27,7 @@ START_METHODS = ("forkserver", "spawn")
 UserScript = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def fit(
-    train: Callable[..., Any],
-    storage: Path,
-    *,
-    workers: int = 2,
-    start_method: Any = "forkserver",
-    config: Mapping[str, Any] | None = None,
-    torch_config: TorchConfig | None = None,
-    max_failures: int = 0,
-) -> distrain.Result:
-    return TorchTrainer(
-        train,
-        train_loop_config=config,
-        torch_config=torch_config,
-        scaling_config=distrain.ScalingConfig(num_workers=workers, start_method=start_method),
-        run_config=distrain.RunConfig(
-            storage_path=storage, failure_config=distrain.FailureConfig(max_failures=max_failures)
-        ),
-    ).fit()
-
-
-def reports(result: distrain.Result) -> list[dict[str, Any]]:
-    """Every report of every rank and attempt."""
-    lines = (Path(result.path) / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def last_by_rank(result: distrain.Result) -> dict[int, dict[str, Any]]:
-    return {line["rank"]: line["metrics"] for line in reports(result)}
-
-
 # -- the process group -----------------------------------------------------------------------------------------------
-
-
-@sampled
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_ranks_share_a_gloo_process_group(storage: Path, start_method: str) -> None:
-    def train() -> None:
-        import torch
-        from torch import distributed as dist
-
-        total = torch.tensor([10.0 ** dist.get_rank()])
-        dist.all_reduce(total)
-        distrain.report(
-            {
-                "total": total,
-                "rank": dist.get_rank(),
-                "size": dist.get_world_size(),
-                "backend": dist.get_backend(),
-                "elastic": dist.is_torchelastic_launched(),
-            }
-        )
-
-    ranks = last_by_rank(fit(train, storage, workers=3, start_method=start_method))
-    assert ranks == {
-        rank: {"total": 111.0, "rank": rank, "size": 3, "backend": "gloo", "elastic": True} for rank in range(3)
-    }
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
@@ -175,17 +120,6 @@ def test_a_lone_worker_has_a_process_group_and_all_usable_cpus(storage: Path, mo
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert fit(train, storage, workers=1).return_value == [1.0, "gloo", usable_cpus(), str(usable_cpus())]
-
-
-def test_the_users_number_of_threads_wins(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def train() -> list[Any]:
-        import torch
-
-        return [torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]]
-
-    threads = usable_cpus()  # ours would be half of that
-    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
-    assert fit(train, storage, workers=2).return_value == [threads, str(threads)]
 
 
 # -- training --------------------------------------------------------------------------------------------------------
@@ -302,15 +236,4 @@ def test_fit_needs_torch_only_in_the_workers(
 ) -> None:
     run = user_script(TRAIN_WITHOUT_TORCH, start_method, env=no_torch_environment)
     assert (run.returncode, run.stdout) == (0, "sum 2.0\n"), run.stderr
-    assert all(Path(no_torch_environment["HOOKED"], role).exists() for role in ("agent", "user"))
-
-
-@sampled
-def test_the_command_line_needs_torch_only_in_the_workers(tmp_path: Path, no_torch_environment: dict[str, str]) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import torch.distributed as d; d.init_process_group('gloo'); d.barrier(); print(d.get_rank())")
-    command = [sys.executable, "-m", "distrain.launch", "--num-workers", "2", "--storage-path", str(tmp_path / "runs")]
-    run = subprocess.run([*command, str(script)], env=no_torch_environment, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0, run.stderr
-    assert sorted(run.stdout.splitlines()) == ["[rank 0] 0", "[rank 1] 1"]
     assert all(Path(no_torch_environment["HOOKED"], role).exists() for role in ("agent", "user"))

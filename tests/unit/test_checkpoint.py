@@ -60,33 +60,12 @@ def test_checkpoints_are_equal_if_they_refer_to_the_same_directory(folder: Path)
     assert Checkpoint(folder) != str(folder)
 
 
-def test_checkpoints_in_equal_filesystems_of_pyarrow_are_equal() -> None:
-    fs = pytest.importorskip("pyarrow.fs")
-    checkpoints = [Checkpoint("bucket/run", fs.S3FileSystem(region=region)) for region in ("a", "a", "b")]
-    assert len(set(checkpoints)) == 2
-
-
-def test_as_directory_is_the_directory_itself_and_leaves_it_there(folder: Path) -> None:
-    with Checkpoint(folder).as_directory() as path:
-        assert path == str(folder)
-    assert (folder / "model.pt").exists()
-
-
 def test_to_directory_copies_all_files_but_our_manifest(folder: Path, tmp_path: Path) -> None:
     (folder / MANIFEST_FILE).write_text("{}")
     target = tmp_path / "copy" / "of"
     assert Checkpoint(folder).to_directory(target) == str(target)
     assert sorted(os.listdir(target)) == ["deep", "model.pt"]
     assert (target / "deep" / "rng.bin").read_bytes() == b"state"
-
-
-def test_to_directory_makes_a_directory_of_its_own(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    paths = {Checkpoint(folder).to_directory() for _ in range(2)}
-    assert len(paths) == 2
-    assert all((Path(path) / "model.pt").exists() for path in paths)
 
 
 def test_a_missing_directory_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -108,12 +87,6 @@ def test_from_dict_refuses_what_is_no_dict() -> None:
 def test_a_directory_is_no_dict_and_says_what_to_use(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="as_directory"):
         Checkpoint(folder).to_dict()
-
-
-def test_a_reported_dict_has_what_ray_adds() -> None:
-    data = Checkpoint.from_dict({"epoch": 3}).as_reported(7).to_dict()
-    assert (data["epoch"], data["_current_checkpoint_id"], data["_preprocessor"]) == (3, 7, None)
-    assert isinstance(data["_timestamp"], int)
 
 
 # -- metadata --------------------------------------------------------------------------------------------------------
@@ -148,14 +121,6 @@ def test_metadata_can_be_set_and_updated_and_lies_beside_the_files(folder: Path)
     assert sorted(os.listdir(folder)) == [METADATA_FILE, "deep", "model.pt"]
 
 
-def test_metadata_that_is_not_json_is_refused_and_the_old_is_kept(folder: Path) -> None:
-    checkpoint = Checkpoint(folder)
-    checkpoint.set_metadata({"a": 1})
-    with pytest.raises(TypeError):
-        checkpoint.set_metadata({"a": object()})
-    assert checkpoint.get_metadata() == {"a": 1}
-
-
 def test_metadata_of_a_dict_is_never_written_to_the_working_directory(elsewhere: Path) -> None:
     checkpoint = Checkpoint.from_dict({"epoch": 3})
     try:
@@ -170,11 +135,6 @@ def test_metadata_of_a_dict_is_never_written_to_the_working_directory(elsewhere:
 # -- the rest --------------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_survives_pickling(folder: Path) -> None:
-    assert pickle.loads(pickle.dumps(Checkpoint(folder))).path == str(folder)
-    assert pickle.loads(pickle.dumps(Checkpoint.from_dict({"a": 1}))).to_dict() == {"a": 1}
-
-
 def test_a_checkpoint_is_no_path_and_says_what_to_use(folder: Path) -> None:
     with pytest.raises(TypeError, match="as_directory"):
         os.path.join(Checkpoint(folder), "model.pt")
@@ -186,16 +146,6 @@ def test_a_checkpoint_is_no_path_and_says_what_to_use(folder: Path) -> None:
 def test_a_url_that_nothing_can_read_says_so() -> None:
     with pytest.raises(CheckpointError, match="s4://bucket/checkpoint: Protocol not known: s4"):
         Checkpoint("s4://bucket/checkpoint")
-
-
-def test_a_subclass_takes_over_what_a_checkpoint_holds(tmp_path: Path) -> None:
-    class MyCheckpoint(Checkpoint):
-        pass
-
-    assert isinstance(MyCheckpoint.from_directory(tmp_path), MyCheckpoint)
-    checkpoint = MyCheckpoint.from_checkpoint(Checkpoint.from_dict({"epoch": 3}))
-    assert isinstance(checkpoint, MyCheckpoint)
-    assert checkpoint.to_dict() == {"epoch": 3}
 
 
 def test_what_a_url_and_a_filesystem_mean(tmp_path: Path) -> None:

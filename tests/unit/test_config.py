@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,77 +12,50 @@ from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, 
 
 BAD_TYPES: list[tuple[type, str, Any]] = [
     (FailureConfig, "nan_metric", 3),
-    (ScalingConfig, "num_workers", "2"),
     (ScalingConfig, "num_workers", True),
-    (ScalingConfig, "num_workers", (1, "2")),
     (ScalingConfig, "use_gpu", 1),
-    (ScalingConfig, "resources_per_worker", ["GPU"]),
-    (ScalingConfig, "resources_per_worker", {"CPU": "2"}),
     (ScalingConfig, "resources_per_worker", {"CPU": True}),
     (ScalingConfig, "accelerator_type", 100),
-    (ScalingConfig, "hosts", 4),
     (ScalingConfig, "hosts", ["a:4", 4]),
     (ScalingConfig, "hostfile", 4),
     (ScalingConfig, "transport", 4),
-    (ScalingConfig, "ssh_args", 4),
     (ScalingConfig, "ssh_args", [22]),
     (LoggingConfig, "log_level", 20),
     (LoggingConfig, "ranks", 0),
-    (LoggingConfig, "ranks", ["0"]),
-    (RunConfig, "callbacks", print),
     (RunConfig, "callbacks", [print]),
     (RunConfig, "trackers", "tensorboard"),
     (RunConfig, "logging_config", "INFO"),
-    (RunConfig, "worker_runtime_env", "env.yaml"),
     (RunConfig, "worker_runtime_env", {"env_vars": {"A": 1}}),
-    (RunConfig, "worker_runtime_env", {"env_vars": {"A=B": "1"}}),
-    (FailureConfig, "max_failures", "3"),
     (FailureConfig, "retry_same_failure", 1),
-    (FailureConfig, "backoff_s", "1"),
-    (FailureConfig, "hang_report_s", "600"),
     (FailureConfig, "hang_timeout_s", True),
     (FailureConfig, "host_lease_s", "15"),
     (FailureConfig, "host_wait_s", None),
     (FailureConfig, "max_failures", False),
     (CheckpointConfig, "num_to_keep", True),
-    (CheckpointConfig, "checkpoint_score_attribute", 3),
     (CheckpointConfig, "checkpoint_score_attribute", ("eval", "loss")),
-    (CheckpointConfig, "checkpoint_ranks", 0),
-    (CheckpointConfig, "checkpoint_ranks", [0, "1"]),
     (CheckpointConfig, "checkpoint_ranks", [True]),
-    (CheckpointConfig, "missing_rank_s", "60"),
     (RunConfig, "name", 3),
-    (RunConfig, "storage_path", 3),
     (RunConfig, "storage_path", b"/tmp"),
     (RunConfig, "storage_filesystem", "s3"),
     (RunConfig, "log_dir", 3),
     (RunConfig, "failure_config", {"max_failures": 3}),
     (RunConfig, "checkpoint_config", FailureConfig()),
     (RunConfig, "shipping_config", {"enabled": False}),
-    (RunConfig, "stop_grace_s", "2"),
     (RunConfig, "stop_signals", "SIGTERM"),
     (FailureConfig, "peer_failure_grace_s", "5"),
 ]
 
 BAD_VALUES: list[tuple[type, str, Any]] = [
-    (ScalingConfig, "num_workers", -1),
-    (ScalingConfig, "num_workers", (0, 2)),
     (ScalingConfig, "num_workers", (3, 2)),
     (ScalingConfig, "num_workers", (1, 2, 3)),
-    (ScalingConfig, "accelerator_type", "A100"),
     (LoggingConfig, "log_level", "LOUD"),
     (LoggingConfig, "ranks", [-1]),
-    (RunConfig, "name", "x" * 241),
     (RunConfig, "name", "ü" * 121),
     (RunConfig, "progress", "loud"),
     (RunConfig, "debug_rank", -1),
     (ScalingConfig, "resources_per_worker", {"TPU": 1}),
-    (ScalingConfig, "resources_per_worker", {3: 1}),
-    (ScalingConfig, "resources_per_worker", {"CPU": -1}),
-    (ScalingConfig, "resources_per_worker", {"CPU": math.nan}),
     (ScalingConfig, "resources_per_worker", {"memory": math.inf}),
     (ScalingConfig, "resources_per_worker", {"GPU": 1.5}),
-    (ScalingConfig, "resources_per_worker", {"GPU": 1}),
     (ScalingConfig, "start_method", "fork"),
     (ScalingConfig, "checks", "shallow"),
     (FailureConfig, "on_slow", "ignore"),
@@ -92,18 +64,12 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
     (CheckpointConfig, "memory_every", 0),
     (CheckpointConfig, "storage_every_s", -1),
     (ScalingConfig, "numa_binding", "socket"),
-    (ScalingConfig, "interface", ""),
     (ScalingConfig, "interface", "ib0, eth1"),
-    (ScalingConfig, "interface", "=ib0/1"),
-    (ScalingConfig, "interface", "an_interface_of_17"),
-    (ScalingConfig, "hosts", "a:0"),
     (ScalingConfig, "hosts", ["a:4", "a:2"]),
     (FailureConfig, "max_failures", -2),
     (FailureConfig, "backoff_s", -1),
     (FailureConfig, "hang_report_s", math.nan),
-    (FailureConfig, "hang_timeout_s", -1.0),
     (FailureConfig, "host_lease_s", 0.5),
-    (FailureConfig, "host_wait_s", -1.0),
     (CheckpointConfig, "num_to_keep", 0),
     (CheckpointConfig, "checkpoint_score_attribute", "eval/loss"),
     (CheckpointConfig, "checkpoint_score_order", "lowest"),
@@ -111,49 +77,27 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
     (CheckpointConfig, "checkpoint_ranks", [0, -1]),
     (CheckpointConfig, "missing_rank_s", -1),
     (RunConfig, "name", ""),
-    (RunConfig, "name", "."),
     (RunConfig, "name", "a/b"),
-    (RunConfig, "name", "a\0b"),
-    (RunConfig, "storage_path", ""),
     (RunConfig, "log_dir", ""),
     (RunConfig, "log_dir", "gs://bucket/logs"),
     (RunConfig, "stop_grace_s", -0.1),
     (RunConfig, "stop_signals", ["SIGKILL"]),
-    (RunConfig, "stop_signals", [15]),
-    (FailureConfig, "peer_failure_grace_s", -1.0),
 ]
 
 GOOD_VALUES: list[tuple[type, str, Any]] = [
-    (ScalingConfig, "num_workers", 1000),
     (ScalingConfig, "num_workers", 0),
     (ScalingConfig, "num_workers", (1, 8)),
-    (LoggingConfig, "log_level", "WARNING"),
-    (RunConfig, "worker_runtime_env", {"env_vars": {"A": ""}}),
     (RunConfig, "worker_runtime_env", {"env_vars": None, "pip": None, "working_dir": ""}),
     (RunConfig, "name", "x" * 240),
     (ScalingConfig, "resources_per_worker", {"CPU": 0.5, "memory": 1e9}),
-    (ScalingConfig, "resources_per_worker", {}),
-    (ScalingConfig, "resources_per_worker", {"GPU": 0}),
-    (ScalingConfig, "start_method", "spawn"),
-    (ScalingConfig, "numa_binding", "node"),
     (ScalingConfig, "interface", "ib0,enp5s0f0np0.100"),
     (FailureConfig, "max_failures", -1),
-    (FailureConfig, "hang_report_s", None),
-    (FailureConfig, "hang_timeout_s", 3600),
-    (CheckpointConfig, "num_to_keep", 1),
-    (CheckpointConfig, "checkpoint_score_attribute", "eval/accuracy"),
-    (CheckpointConfig, "checkpoint_score_order", "min"),
     (CheckpointConfig, "checkpoint_ranks", "all"),
     (CheckpointConfig, "checkpoint_ranks", (0, 1)),
-    (CheckpointConfig, "missing_rank_s", 0),
     (RunConfig, "name", "a name. with-everything_"),
     (RunConfig, "storage_path", "~/runs"),
-    (RunConfig, "storage_path", Path("relative")),
-    (RunConfig, "log_dir", Path("/tmp/logs")),
-    (RunConfig, "stop_grace_s", 0),
     (RunConfig, "stop_grace_s", None),
     (RunConfig, "stop_signals", ["SIGTERM", "SIGUSR1"]),
-    (FailureConfig, "peer_failure_grace_s", None),
 ]
 
 
@@ -176,19 +120,6 @@ def test_a_bad_value_is_a_value_error_that_names_the_field(config: type, field: 
 @pytest.mark.parametrize(("config", "field", "value"), GOOD_VALUES, ids=map(named, GOOD_VALUES))
 def test_a_good_value_is_kept(config: type, field: str, value: Any) -> None:
     assert getattr(config(**{field: value}), field) == value
-
-
-@pytest.mark.parametrize("config", [ScalingConfig, FailureConfig, CheckpointConfig, RunConfig])
-def test_an_unknown_field_is_a_type_error(config: type) -> None:
-    with pytest.raises(TypeError, match="no_such_field"):
-        config(no_such_field=1)
-
-
-@pytest.mark.parametrize("config", [ScalingConfig, FailureConfig, CheckpointConfig, RunConfig])
-def test_configs_are_frozen(config: type) -> None:
-    field = dataclasses.fields(config)[0].name
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(config(), field, None)
 
 
 def test_every_field_has_a_bad_value_here() -> None:
@@ -222,11 +153,6 @@ def test_gpus_without_use_gpu_are_refused_with_the_fix() -> None:
         ScalingConfig(resources_per_worker={"GPU": 1})
 
 
-def test_the_message_says_what_was_given() -> None:
-    with pytest.raises(TypeError, match=r"'two' \(str\)"):
-        ScalingConfig(num_workers="two")  # type: ignore[arg-type]
-
-
 # -- names of Ray ----------------------------------------------------------------------------------------------------
 
 
@@ -252,19 +178,6 @@ def test_an_accelerator_among_the_resources_is_the_accelerator_type() -> None:
             ScalingConfig(**{"use_gpu": True, "resources_per_worker": t4, **options})
 
 
-@pytest.mark.parametrize(
-    ("scaling", "resources"),
-    [
-        (ScalingConfig(), {"CPU": 1}),
-        (ScalingConfig(use_gpu=True), {"GPU": 1}),
-        (ScalingConfig(resources_per_worker={"CPU": 4, "GPU": 0}), {"CPU": 4}),
-        (ScalingConfig(use_gpu=True, resources_per_worker={"CPU": 2}), {"CPU": 2, "GPU": 1}),
-    ],
-)
-def test_resources_of_a_worker_are_counted_as_ray_does(scaling: ScalingConfig, resources: dict[str, float]) -> None:
-    assert scaling.worker_resources == resources
-
-
 # -- the best checkpoint ---------------------------------------------------------------------------------------------
 
 
@@ -280,8 +193,3 @@ def test_for_a_metric_that_should_be_low_an_order_is_chosen(name: str, monkeypat
     monkeypatch.setattr("distrain.api.config.warn_once", lines.append)
     assert CheckpointConfig(checkpoint_score_attribute=name).checkpoint_score_order == "max"
     assert f"the highest {name} are kept, as in Ray" in lines[0]
-
-
-@pytest.mark.parametrize("name", [None, "accuracy", "f1", "epoch", "timesteps", "powerful"])
-def test_any_other_metric_should_be_high(name: str | None) -> None:
-    assert CheckpointConfig(checkpoint_score_attribute=name).checkpoint_score_order == "max"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -10,32 +9,18 @@ from typing import Any
 import pytest
 
 from distrain.api.context import TrainContext
-from distrain.jax import JaxConfig, JaxTrainer
+from distrain.jax import JaxConfig
 
 CONTEXT = TrainContext(
-    world_rank=1,
-    world_size=1,
-    local_rank=1,
-    local_world_size=1,
-    node_rank=0,
-    run_name="run",
-    storage_path="/runs",
-    attempt=0,
-    devices=(),
-)
+    world_rank=1, world_size=1, local_rank=1, local_world_size=1, node_rank=0, run_name="run", storage_path="/runs",
+    attempt=0, devices=(),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("value", "error"), [(0, ValueError), (float("inf"), ValueError), ("1", TypeError)])
 def test_a_timeout_that_is_none_is_refused(value: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="start_timeout_s"):
         JaxConfig(start_timeout_s=value)
-
-
-def test_it_can_be_pickled_and_is_the_trainers_default() -> None:
-    backend = JaxConfig(start_timeout_s=5)
-    assert pickle.loads(pickle.dumps(backend)) == backend != JaxConfig()
-    assert JaxTrainer(print, jax_config=backend)._work.backend is backend
-    assert JaxTrainer(print)._work.backend == JaxConfig()
 
 
 def test_rays_options_are_refused_or_have_their_place() -> None:

@@ -1,9 +1,8 @@
-"""The exit status of scripts/test, the seed of its samples, scripts/check_gpu without a GPU, and scripts/draw_packages.
+"""The exit status of scripts/test, its samples, scripts/check_gpu, and scripts/draw_packages.
 
 CI relies on that exit status. The tools that scripts/test calls are stand-ins that pass or fail.
 """
 
-import json
 import os
 import re
 import shutil
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from distrain.agent import forkserver
-from tests.tables import WITHOUT_GIT, find_seed, left_out
+from tests.tables import left_out
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "test"
 TOOLS = {
@@ -27,7 +26,6 @@ TOOLS = {
 COMPUTING, PROCESSES, HOSTS = "tests/unit/test_computing.py", "tests/process/test_runs.py", "tests/hosts/test_hosts.py"
 TENSORFLOW, STORAGE = "tests/test_tf.py", "tests/process/object_storage/test_storage.py"
 PASSES = "def test_it():\n    assert True\n"
-FAILS = "def test_it():\n    assert not 'right'\n"
 FAILS_ONCE = """\
 import pathlib
 
@@ -103,13 +101,6 @@ def test_each_thing_that_fails_makes_it_fail(tmp_path, failing):
     assert scripts_test(tmp_path, failing=failing).returncode == 1
 
 
-def test_all_tests_run_when_some_fail(tmp_path):
-    done = scripts_test(tmp_path, failing="--ignore=tests/process")
-
-    assert done.stdout.count("python -m pytest") == 4
-    assert "test_tensorflow" in done.stdout
-
-
 def test_tests_that_pass_when_they_run_again_are_flaky(tmp_path):
     done = scripts_test_of(tmp_path, **dict.fromkeys(PARTS, FAILS_ONCE))
 
@@ -121,14 +112,6 @@ def test_tests_that_pass_when_they_run_again_are_flaky(tmp_path):
     assert others == [f"    {path}::test_it" for path in PARTS.values()]
 
 
-def test_a_test_that_fails_again_makes_it_fail(tmp_path):
-    done = scripts_test_of(tmp_path, processes=FAILS_ONCE, tensorflow=FAILS)
-
-    assert done.returncode == 1
-    assert "FLAKY" not in done.stdout
-    assert "= 1 failed in" in done.stdout.splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     ("part", "source", "status"), [("processes", KILLS_PYTEST_ONCE, 1), ("computing", CANNOT_BE_IMPORTED, 2)]
 )
@@ -138,20 +121,6 @@ def test_a_run_that_did_not_reach_its_end_is_not_flaky(tmp_path, part, source, s
     assert done.returncode == status
     assert "again" not in done.stdout
     assert "FLAKY" not in done.stdout
-
-
-def test_the_seed_of_the_tables_comes_from_the_commit(tmp_path, monkeypatch):
-    monkeypatch.delenv("DISTRAIN_TABLE_SEED", raising=False)
-    assert find_seed(tmp_path) == WITHOUT_GIT
-
-    git = ["git", "-C", tmp_path, "-c", "user.name=A", "-c", "user.email=a@b"]
-    subprocess.run([*git, "init", "--quiet"], check=True)
-    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "first"], check=True)
-    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
-    assert find_seed(tmp_path) == int(head[:8], 16)
-
-    monkeypatch.setenv("DISTRAIN_TABLE_SEED", "7")
-    assert find_seed(tmp_path) == 7
 
 
 class Item:
@@ -183,26 +152,6 @@ def check_gpu(out, *arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_without_a_driver_no_gpu_is_checked(tmp_path, monkeypatch):
-    (tmp_path / "libcuda.so.1").touch()  # shadows one that there may be
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-
-    done = check_gpu(tmp_path / "out")
-
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith("no GPU here")
-
-
-def test_a_check_that_needs_a_gpu_is_skipped_on_the_cpu(tmp_path):
-    done = check_gpu(tmp_path, "--on-cpu", "--only", "2,6")
-
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["2", "skip"], ["6", "skip"], ["0", "pass,"]]
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert [result["summary"] for result in results] == ["needs a GPU"] * 2
-    assert {path.name for path in tmp_path.iterdir()} == {"results.json", "2_counting.log", "6_hang.log"}
-
-
 def test_it_asks_the_forkserver_by_names_that_exist():
     names = set(re.findall(r"\bforkserver\.(\w+)", CHECK_GPU.read_text()))
 
@@ -219,48 +168,7 @@ def draw_packages(script, *arguments):
     return subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, timeout=60)
 
 
-def copy_with_packages(folder, **sources):
-    """Copy the script beside a distrain that has a module in each of the named packages."""
-    for package, source in sources.items():
-        (folder / "distrain" / package).mkdir(parents=True)
-        (folder / "distrain" / package / "__init__.py").write_text(f'"""The {package}."""\n')
-        (folder / "distrain" / package / "module.py").write_text(source)
-    for name in ("scripts", "docs/internals"):
-        (folder / name).mkdir(parents=True)
-    return shutil.copy(DRAW_PACKAGES, folder / "scripts")
-
-
 def test_the_picture_of_the_packages_is_up_to_date():
     done = draw_packages(DRAW_PACKAGES, "--check")
 
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_picture_is_out_of_date_after_a_new_import(tmp_path):
-    script = copy_with_packages(tmp_path, roof="from distrain.wall import module\n", wall="", ground="")
-    missing = draw_packages(script, "--check")
-    assert missing.returncode == 1
-    assert "missing: arrow roof -> wall" in missing.stderr
-
-    assert draw_packages(script).returncode == 0
-    assert draw_packages(script, "--check").returncode == 0
-    drawn = (tmp_path / "docs" / "internals" / "packages.svg").read_bytes()
-    assert draw_packages(script).returncode == 0
-    assert (tmp_path / "docs" / "internals" / "packages.svg").read_bytes() == drawn
-
-    (tmp_path / "distrain" / "wall" / "module.py").write_text("def f():\n    import distrain.ground.module\n")
-    done = draw_packages(script, "--check")
-    assert done.returncode == 1
-    assert "docs/internals/packages.svg is out of date" in done.stderr
-    assert "missing: arrow wall -> ground" in done.stderr
-
-
-def test_a_circle_of_packages_is_an_error(tmp_path):
-    sources = {"roof": "import distrain.wall.module\n", "wall": "import distrain.roof\n", "ground": ""}
-    script = copy_with_packages(tmp_path, **sources)
-
-    done = draw_packages(script, "--check")
-
-    assert done.returncode == 1
-    assert "packages import each other in a circle: " in done.stderr
-    assert "roof -> wall" in done.stderr

@@ -6,7 +6,6 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from distrain.api.config import RunConfig
@@ -50,33 +49,6 @@ def test_a_seed_draws_what_ray_draws() -> None:
     assert sample(SPACE, seed=1) != sample(SPACE, seed=2)
 
 
-def test_without_a_seed_numpys_global_one_counts() -> None:
-    space = {"u": tune.uniform(0, 1), "i": tune.randint(0, 1000), "c": tune.choice(range(1000))}
-    np.random.seed(3)
-    first = sample(space, seed=None)
-    assert first != sample(space, seed=None)
-    np.random.seed(3)
-    assert first == sample(space, seed=None)
-
-
-@pytest.mark.parametrize(
-    ("domain", "fits"),
-    [
-        (tune.uniform(-1, 2), lambda x: -1 <= x <= 2),
-        (tune.quniform(1, 2, 0.25), lambda x: 1 <= x <= 2 and x % 0.25 == 0),
-        (tune.loguniform(1e-3, 10), lambda x: 1e-3 <= x <= 10),
-        (tune.randint(3, 5), lambda x: x in (3, 4)),
-        (tune.qrandint(3, 10, 4), lambda x: x in (4, 8)),
-        (tune.lograndint(1, 9), lambda x: 1 <= x <= 8 and isinstance(x, int)),
-    ],
-    ids=str,
-)
-def test_values_are_within_their_bounds(domain: tune.Domain, fits: Callable[[Any], bool]) -> None:
-    values = domain.sample(size=200, random_state=5)
-    assert all(map(fits, values))
-    assert len(set(values)) > 1
-
-
 def test_functions_may_use_other_values_whenever_these_are_drawn() -> None:
     space = {
         "a": tune.sample_from(lambda config: config["z"]["b"] * 2),
@@ -85,13 +57,6 @@ def test_functions_may_use_other_values_whenever_these_are_drawn() -> None:
         "z": {"b": tune.grid_search([1, 10])},
     }
     assert [(one["a"], one["old"], one["plain"]) for one in sample(space)] == [(2, 2, 7), (20, 11, 7)]
-
-
-def test_a_config_is_no_ones_else() -> None:
-    values = {"layers": [1]}
-    first, second = sample({"g": tune.grid_search([1, 2]), "model": values})
-    first["model"]["layers"].append(2)
-    assert second["model"] == values == {"layers": [1]}
 
 
 @pytest.mark.parametrize(

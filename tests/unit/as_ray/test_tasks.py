@@ -129,21 +129,6 @@ def test_an_actor_keeps_its_state() -> None:
     assert ray.get(called.remote(counter)) == [5, 1, 7, 9]  # the actor, not a copy
 
 
-def test_the_constructor_of_an_actor_gets_its_arguments_as_a_task_does() -> None:
-    @ray.remote
-    class Holder:
-        def __init__(self, numbers: list[int], also: object) -> None:
-            numbers.append(7)
-            self.held = numbers, also
-
-        def get(self) -> object:
-            return self.held
-
-    numbers = [5]
-    assert ray.get(Holder.remote(numbers, also=ray.put("text")).get.remote()) == ([5, 7], "text")
-    assert numbers == [5]
-
-
 def test_actors_die() -> None:
     counter, other = Counter.options(name="one").remote(), Counter.remote()
     ray.kill(counter)
@@ -171,16 +156,12 @@ class _Yields:
 
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: double(1), TypeError, r"double is remote: call double.remote\(\), not double\(\)"),
-    (lambda: Counter(), TypeError, r"call Counter.remote\(\), not Counter\(\)"),
     (lambda: Counter.remote().add(), TypeError, r"call Counter.add.remote\(\)"),
     (lambda: Counter.options(get_if_exists=True).remote(), TypeError, "actors have no names: pass the handle"),
-    (lambda: ray.get_actor("one"), AttributeError, "ray has no 'get_actor' here: actors have no names"),
     (lambda: Counter.remote().subtract, AttributeError, "no attribute 'subtract'"),
     (lambda: ray.get([3]), ValueError, "an ObjectRef or a list of them, got"),
     (lambda: ray.wait([ray.put(1)], num_returns=2), ValueError, "between 1 and the 1 references"),
     (lambda: ray.put(threading.Lock()), TypeError, "cannot be pickled"),
-    (lambda: double.remote(threading.Lock()), TypeError, "double: the arguments cannot be pickled"),
-    (lambda: ray.remote(_coroutine), ValueError, "is async or yields"),
     (lambda: ray.remote(_Yields).remote(), ValueError, "_Yields.step.. is async or yields"),
     (lambda: ray.remote(3), TypeError, "without parentheses, or with keyword arguments"),
 ]
@@ -194,16 +175,6 @@ def test_what_is_wrong_is_said(case: tuple[Callable[[], Any], type[Exception], s
 
 
 # -- notices ---------------------------------------------------------------------------------------------------------
-
-
-def test_several_tasks_name_a_tool_once(caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(3):
-        ray.get(double.remote(1))  # one after the other, also in Ray
-    assert not notices(caplog)
-    for _ in range(2):
-        ray.get([double.remote(1), double.remote(2)])
-    (notice,) = notices(caplog)
-    assert "one after the other; use concurrent.futures, joblib or submitit" in notice
 
 
 def test_options_that_have_no_effect_are_named_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain.board import runs
-from distrain.board.export import export
 from distrain.board.runs import Board
-from distrain.storage.lines import LONGEST_LINE
-from distrain.storage.runs.notes import Notes, write_notes
-from distrain.system.text import size
 from tests.unit.page.conftest import STARTED, Run
 
 if TYPE_CHECKING:
@@ -77,23 +73,6 @@ def test_a_row_has_the_progress_the_rate_and_the_last_and_extreme_values(tmp_pat
     assert (curve["low"], curve["high"]) == ((2, 1.0), (1, 3.0))
 
 
-def test_a_row_has_the_notes_the_times_and_the_curves_that_were_asked_for(tmp_path: Path) -> None:
-    run = make(tmp_path, started=STARTED, arguments="--fast", train_loop_config={str(n): n for n in range(50)})
-    for index in (1, 2, 3):
-        run.report(
-            10.0 * index, index, metrics={"loss": index, "eval": {"acc": 0.5}} if index == 2 else {"loss": index}
-        )
-    board = Board(tmp_path)
-    row = row_of(board)
-    assert (row["text"], row["tags"], row["times"], len(row["settings"])) == ("", (), [], 51)
-    assert row["metrics"] == {"loss": 3, "eval/acc": 0.5}
-    write_notes(run.root, Notes("slow", ("a", "b")))
-    assert changed(board, board.version).keys() == {"my-run"}
-    [row] = board.data(board.version, ["loss", "eval/acc"], ["my-run"])["rows"]
-    assert (row["text"], row["tags"], row["curves"].keys()) == ("slow", ("a", "b"), {"loss", "eval/acc"})
-    assert row["times"] == [(1, 10.0), (2, 20.0), (3, 30.0)]
-
-
 def test_only_what_was_added_is_read_and_only_changed_rows_are_sent(tmp_path: Path, live: Run) -> None:
     make(tmp_path, "other")
     board = Board(tmp_path)
@@ -105,16 +84,6 @@ def test_only_what_was_added_is_read_and_only_changed_rows_are_sent(tmp_path: Pa
     report(live, 2, 2.0)
     assert changed(board, board.version).keys() == {"my-run"}
     assert changed(board)["my-run"]["curves"]["loss"]["y"] == [3.0, 2.0]
-
-
-def test_a_line_that_is_being_written_waits_for_its_end(live: Run) -> None:
-    board = Board(live.root.parent)
-    line = json.dumps({"time": STARTED, "attempt": 0, "rank": 0, "index": 1, "metrics": {"loss": 1.0}}).replace(" ", "")
-    file = live.root / "metrics.jsonl"
-    file.write_text(line[:40])
-    assert row_of(board)["curves"] == {}
-    file.write_text(line + "\n")
-    assert row_of(board)["curves"]["loss"]["y"] == [1.0]
 
 
 def test_a_restart_replaces_the_reports_that_it_repeats(live: Run) -> None:
@@ -184,11 +153,9 @@ def test_runs_come_and_go_and_another_of_the_same_name_begins_anew(tmp_path: Pat
 @pytest.mark.parametrize(
     "line",
     [
-        '{"rank":0}',
         '{"rank":0,"metrics":{"loss":1}}',
         '{"rank":0,"metrics":{"loss":1},"attempt":0,"index":1,"time":NaN}',
         '{"rank":0,"metrics":{"loss":1},"attempt":0,"index":1e400,"time":1}',
-        '{"rank":0,"metrics":[1],"attempt":[],"index":1,"time":1}',
         '{"rank":0,"metrics":{"loss":"NaN"},"attempt":0,"index":1,"time":"x"}',
         '{"rank":0,"metrics":{"loss":null},"nonfinite":{"/loss":"nan"},"attempt":0,"index":1,"time":1,"progress":[1,0]}',
     ],
@@ -203,60 +170,3 @@ def test_damage_and_odd_values_cost_nothing_else(tmp_path: Path, line: str) -> N
     row = row_of(Board(tmp_path))
     assert row["metrics"]["loss"] == 5.0
     json.dumps(row, allow_nan=False)
-
-
-def test_a_file_that_lost_lines_is_read_anew_and_nobody_waits_for_them(live: Run) -> None:
-    board = Board(live.root.parent)
-    file = live.root / "metrics.jsonl"
-    for index in range(1, 2001):
-        report(live, index, index)
-    board.look()
-    file.write_text("")  # between the look and the reading
-    assert row_of(board)["curves"] == {}
-    report(live, 1, 7.0)
-    report(live, 2, 5.0)
-    assert row_of(board)["curves"]["loss"]["y"] == [7.0, 5.0]
-    file.write_text(file.read_text().splitlines(keepends=True)[0])
-    assert row_of(board)["curves"]["loss"]["y"] == [7.0]
-
-
-@pytest.mark.parametrize("ends", [True, False])
-@pytest.mark.filterwarnings("ignore:skipped")
-def test_a_line_that_is_too_long_is_left_out(tmp_path: Path, ends: bool) -> None:
-    run = make(tmp_path)
-    report(run, 1, 1.0, waits={"data": 0, "text": "x" * 500_000})
-    with (run.root / "metrics.jsonl").open("a") as file:
-        file.write('{"rank":0,"metrics":{"loss":9},"x":"' + "z" * 2 * LONGEST_LINE + '"}\n' * ends)
-    if ends:
-        report(run, 3, 3.0)
-    row = row_of(Board(tmp_path))
-    assert row["curves"]["loss"]["y"] == ([1.0, 3.0] if ends else [1.0])
-    assert row["unread"] == 0
-
-
-@pytest.mark.filterwarnings("ignore:the first")
-def test_of_a_very_long_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "MOST_OF_LINES", 1000)
-    run = make(tmp_path)
-    for index in range(1, 101):
-        report(run, index, index)
-    row = row_of(Board(tmp_path))
-    assert 80 < row["curves"]["loss"]["x"][0] < 100 == row["step"]
-    assert (
-        row["note"]
-        == f"the first {size((run.root / 'metrics.jsonl').stat().st_size - 1000)} of metrics.jsonl were left out"
-    )
-
-
-@pytest.mark.filterwarnings("ignore:skipped")
-def test_an_export_has_all_curves_and_the_pages_of_the_runs(tmp_path: Path) -> None:
-    storage = tmp_path / "runs"
-    storage.mkdir()
-    run = make(storage, "a <!-- b")
-    run.report(1, 1, metrics={"loss": 1.0, "accuracy": 0.5})
-    for target, path in (("all.html", "all.html"), ("site", "site/index.html")):
-        assert export(Board(storage), tmp_path / target) == tmp_path / path
-        text = (tmp_path / path).read_text()
-        assert '"accuracy":{"x":[1]' in text
-        assert "a <!-- b" not in text
-    assert "Finished after" in (tmp_path / "site/runs/a <!-- b.html").read_text()

@@ -11,7 +11,6 @@ from rich.console import Console
 from distrain import wire
 from distrain.cli.run.check import show
 from distrain.coordinator.host_check import HostFacts
-from distrain.decisions.host_checks import Finding
 from distrain.hosts.gpu_health import GpuHealth
 from tests.unit.decisions.test_run_machine import hello
 
@@ -29,42 +28,12 @@ GOOD = HostFacts(
 )
 
 
-def shown(*findings: Finding, columns: int = 400, **hosts: HostFacts) -> list[str]:
-    file = io.StringIO()
-    show(findings, hosts, Console(file=file, width=columns, highlight=False))
-    return file.getvalue().splitlines()
-
-
-def test_a_host_is_one_row_with_all_that_is_known() -> None:
-    head, _, alpha, beta, empty, verdict = shown(alpha=GOOD, beta=HostFacts())
-    assert head.split()[:4] == ["host", "reached", "python", "CPUs"]
-    for cell in (
-        "2.13.0",
-        "none",
-        "60 of 64 GiB",
-        "1.0 GiB",
-        "1 T4",
-        "6.0 of 8.0 GiB",
-        "eth0",
-        "-100.0 s",
-        "ok",
-    ):
-        assert cell in alpha
-    assert beta.split() == ["beta", "no"]
-    assert (empty, verdict) == ("", "2 hosts can train together")
-
-
-def test_equal_problems_share_a_line_and_those_that_keep_a_host_from_training_come_first() -> None:
-    findings = [Finding("alpha", "slow\nvery", is_fatal=False), Finding("gamma", "down"), Finding("beta", "down")]
-    *_, down, slow, more, verdict = shown(*findings, alpha=GOOD, beta=GOOD, gamma=GOOD)
-    assert (down, slow, more) == ("✗ gamma, beta: down", "! alpha: slow", "    very")
-    assert verdict == "cannot train like this: beta, gamma"
-
-
 @pytest.mark.parametrize(("columns", "tables"), [(40, range(5, 9)), (80, range(2, 5)), (200, (1,))])
 def test_the_table_is_as_wide_as_the_terminal(columns: int, tables: range) -> None:
     """It continues below where it does not fit; nothing is cut off."""
-    lines = shown(columns=columns, alpha=GOOD)
+    file = io.StringIO()
+    show([], {"alpha": GOOD}, Console(file=file, width=columns, highlight=False))
+    lines = file.getvalue().splitlines()
     assert max(map(len, lines)) <= columns
     assert not any("…" in line for line in lines)
     assert sum(line.startswith("host ") for line in lines) in tables

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import pytest
 
 from distrain.cli.run.command import run_command
-from distrain.cli.run.driver import _follow, driver_of, is_for_ray
+from distrain.cli.run.driver import _follow, is_for_ray
 from distrain.cli.run.options import make_parser
 
 
@@ -24,12 +23,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     [
         (["--num-workers", "2"], "--num-workers: with --as-ray, the script calls fit() itself; write ScalingConfig"),
         (["--nproc-per-node", "2"], "write ScalingConfig(num_workers=...) there"),
-        (["--name", "x"], "write RunConfig(name=...) there"),
-        (["--storage-path", "x"], "write RunConfig(storage_path=...) there"),
-        (["--max-failures", "2"], "write FailureConfig(max_failures=...) there"),
         (["--deep"], "--deep: with --as-ray, the script calls fit() itself; leave it out"),
-        (["--check"], "--check: with --as-ray"),
-        (["--rdzv-id", "1"], "--rdzv-id: with --as-ray"),
         (["--hosts", "alpha:0"], "alpha"),
         (["--tracker", "nonsense"], "there is no tracker 'nonsense'"),
         (["--env", "NOT_SET_HERE"], "--env NOT_SET_HERE: is not set here"),
@@ -63,13 +57,6 @@ def test_the_variable_is_the_option_for_scripts_and_modules_only(monkeypatch: py
     assert not asks("train.py")
 
 
-def test_the_variable_is_named_if_it_is_what_forbids_an_option(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("DISTRAIN_AS_RAY", "1")
-    assert "--num-workers: with DISTRAIN_AS_RAY=1, the" in error_of(capsys, "--num-workers", "2", __file__)
-
-
 def test_options_become_the_variables_that_a_fit_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"DISTRAIN_HOSTS": "old:1"})
     given = ["--hostfile", "hosts.txt", "--ssh-args=-v", "--tracker", "tensorboard", "--tracker", "wandb:project=p"]
@@ -79,11 +66,3 @@ def test_options_become_the_variables_that_a_fit_reads(monkeypatch: pytest.Monke
         "DISTRAIN_SSH_ARGS": "-v",
         "DISTRAIN_TRACKERS": "tensorboard;wandb:project=p",
     }
-
-
-def test_making_the_driver_changes_nothing() -> None:
-    parser, path = make_parser(), list(sys.path)
-    options = parser.parse_args(["--as-ray", "--env", "SETTING=1", __file__, "--epochs", "3"])
-    assert options.arguments == ["--epochs", "3"]
-    driver_of(parser, options, path)
-    assert (sys.path, "SETTING" in os.environ, "DISTRAIN_AS_RAY" in os.environ) == (path, False, False)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from distrain.cli import listing, showing
 from distrain.cli.main import run_main
 from tests.unit.storage.made import add_reports, make_run
 
@@ -39,15 +38,6 @@ def test_several_sweeps_are_one_list_with_the_settings_that_differ(sweeps: list[
     assert rows(capsys, "ls", sweeps[0])[1][0] == "train-0"
 
 
-def test_overrides_of_hydra_and_arguments_are_settings(tmp_path: Path, capsys: Output) -> None:
-    for number in (1, 2):
-        hydra = {"overrides": [f"model.lr={number}", "+seed=1"], "output_dir": "o"}
-        make_run(tmp_path, f"run-{number}", hydra=hydra, arguments=f"--fast {number}", age_s=number)
-    head, *listed = rows(capsys, "ls", str(tmp_path))
-    assert head[4:6] == ["arguments", "model/lr"]
-    assert [row[4:6] for row in listed] == [["--fast 1", "1"], ["--fast 2", "2"]]
-
-
 @pytest.mark.parametrize(
     ("metric", "order", "best"),
     [("val_acc", [1, 2, 0, 3], ["0.9", "0.8", "0.7", "0.6"]), ("loss", [3, 2, 1, 0], ["0.25", "0.333333", "0.5", "1"])],
@@ -64,20 +54,6 @@ def test_runs_are_sorted_by_the_best_value_of_a_metric(
     assert [run["name"] for run in json.loads(capsys.readouterr().out)["runs"]] == [f"train-{n}" for n in order[:2]]
     assert run_main(["ls", *sweeps, "--sort", metric[:-1]], []) == 2
     assert f"no run has reported a number '{metric[:-1]}'; did you mean {metric}?" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("columns", [60, 80, 140])
-def test_a_narrow_terminal_shows_the_most_important_columns(
-    sweeps: list[str], capsys: Output, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
-    for module in (listing, showing):
-        monkeypatch.setattr(module, "screen", lambda: (columns, 24))
-    for words in (["ls", *sweeps, "--sort", "val_acc"], ["compare", f"{sweeps[0]}/train-0", f"{sweeps[1]}/train-3"]):
-        assert run_main(words, []) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert max(map(len, lines)) <= columns
-    assert rows(capsys, "ls", *sweeps, "--sort", "val_acc")[0][2] == "BEST val_acc"
-    assert ("SCRIPT" in rows(capsys, "ls", *sweeps)[0]) == (columns == 140)
 
 
 def test_runs_are_compared_by_what_differs(sweeps: list[str], capsys: Output) -> None:

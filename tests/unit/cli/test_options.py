@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields
 from typing import Any
 
@@ -10,16 +9,12 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
-from distrain.api.tracker import name_of, trackers_of
 from distrain.cli.run import command
-from distrain.cli.run.config_options import BY_HAND, CONFIGS, NO_OPTION, config_from, named_options, names_of
+from distrain.cli.run.config_options import CONFIGS, NO_OPTION, config_from, named_options, names_of
 from distrain.cli.run.options import _INSTEAD, make_parser, parse
-from distrain.decisions.retries import RetryPolicy
-from distrain.errors import RankFailure
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import parse_hosts
 from distrain.system.arguments import in_users_words, options_named
-from distrain.system.log import warn
 
 KNOWN = make_parser()._option_string_actions
 
@@ -37,13 +32,6 @@ def test_every_field_has_an_option_or_a_reason_to_have_none(config: type) -> Non
     for field in fields(config):
         if field.name not in NO_OPTION:
             assert names_of(field.name)[0] in KNOWN, f"{config.__name__}.{field.name} has no option"
-
-
-def test_no_two_fields_share_an_option_and_the_tables_name_fields() -> None:
-    every = [field.name for config in CONFIGS for field in fields(config)]
-    assert len(every) == len(set(every))
-    assert {*BY_HAND, *NO_OPTION} <= set(every)
-    assert len(set(named_options().values())) == len(named_options())
 
 
 def test_without_options_the_configs_have_their_defaults() -> None:
@@ -75,17 +63,11 @@ def test_values_have_the_types_of_the_fields() -> None:
     ("text", "expected"),
     [
         ("FailureConfig.host_wait_s must be", "--hosts-wait must be"),
-        ("raise CheckpointConfig.missing_rank_s (now 60 s) if", "raise --missing-rank (now 60 s) if"),
-        ("twice (FailureConfig(retry_same_failure=True) restarts", "twice (--retry-same-failure restarts"),
         ("with RunConfig(name='my run'), from scratch", "with --name 'my run', from scratch"),
-        ("set RunConfig(storage_path=...) to", "set --storage-path ... to"),
         ("or num_workers=(min, max), or", "or --num-workers min:max, or"),
-        ("num_workers is 3, but", "--num-workers is 3, but"),
         ("debug_rank=3: ranks count", "--debug-rank 3: ranks count"),
-        ("Leave out use_gpu=True, or find out why: no usable", "Leave out --use-gpu, or find out why: no usable"),
         ("no name, no hosts=a and RunConfig.verbose", "no name, no hosts=a and RunConfig.verbose"),
         ("cannot read /data/storage_path/x or 'log_dir'", "cannot read /data/storage_path/x or 'log_dir'"),
-        ("RunConfig(trackers=[...])", "RunConfig(trackers=[...])"),
         ("RunConfig: num_workers is 2", "--num-workers is 2"),
         ("RunConfig(name='log_dir')", "--name log_dir"),
         ("DataLoader(num_workers=2), HfConfig: x, HfConfig(use_gpu=1)",) * 2,
@@ -98,32 +80,18 @@ def test_texts_name_options_on_the_command_line_only(text: str, expected: str) -
     assert in_users_words(text) == text
 
 
-def test_a_line_about_a_failure_keeps_the_words_of_the_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "rank 0 failed: ValueError: TrainConfig: num_workers=4 is more than max_failures"
-    with options_named(named_options()):
-        warn(line)
-    assert line in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--max-restarts", "-2"), "--max-failures must be an int of at least -1, got -2"),
-        (("--num-to-keep", "0"), "--num-to-keep must be an int of at least 1"),
-        (("--hang-timeout", "-1"), "--hang-timeout must be 0 or more seconds"),
         (("--hosts", "a:1", "--hostfile", "b"), "--hosts and --hostfile are both given; drop one of the two"),
-        (("--accelerator-type", "A100"), "--accelerator-type A100 names a GPU; set --use-gpu"),
         (("--resources-per-worker", "GPU=1"), '--resources-per-worker asks for "GPU"; set --use-gpu, too'),
         (("--num-workers", "3:2"), "--num-workers as (min, max)"),
         (("--interface", "a b"), "--interface must be a network interface"),
-        (("--log-level", "loud"), "--log-level must be one of"),
-        (("--resources-per-worker", "TPU=1"), "--resources-per-worker['TPU']: unknown resource"),
         (("--env", "=1"), "--env =1: must be NAME=VALUE"),
-        (("--local-ranks-filter", "x"), "argument --ranks-shown/--local-ranks-filter: 'x': must be ranks"),
         *(((name, "2"), f"there is no option {name}; use --num-workers N") for name in ("-n", "-np", "--num_procs")),
         (("--gpus=2",), "there is no option --gpus; use --num-workers N --use-gpu"),
         (("--no-python",), "there is no option --no-python; ranks are Python; in a script, subprocess.run()"),
-        (("--virtual_local_rank",), "there is no option --virtual_local_rank; set CUDA_VISIBLE_DEVICES"),
         (("-m", "--num-workers", "2"), "-m --num-workers: is not a module; put -m after the options"),
     ],
 )
@@ -135,22 +103,10 @@ def test_a_wrong_value_is_reported_by_its_option(
     assert f"error: {said}" in capsys.readouterr().err
 
 
-def test_trackers_of_the_command_line_go_before_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISTRAIN_TRACKERS", "mlflow:tracking_uri=no-such")
-
-    def chosen(*arguments: str) -> list[str]:
-        trackers = command._run_config(options_of(*arguments)).trackers
-        return [name_of(tracker) for tracker in trackers_of(trackers, os.environ)]
-
-    assert chosen("--tracker", "tensorboard:directory=events") == ["tensorboard"]
-    assert chosen() == ["mlflow"]
-
-
 @pytest.mark.parametrize(
     ("given", "hosts", "workers"),
     [
         ([], "a:2,b:3", 5),
-        (["--num-workers", "3"], "a:2,b:3", 3),
         (["--num-workers", "1:2"], "localhost:4", (1, 2)),
         (["--nproc-per-node", "cpu"], "localhost:1", usable_cpus()),
     ],
@@ -170,18 +126,3 @@ def test_every_option_of_torchrun_is_known_in_each_of_its_spellings() -> None:
         assert name in KNOWN or known in _INSTEAD, f"{name} of torchrun is not known"
         if name in KNOWN and action.nargs == 0 and action.dest != "module":
             assert KNOWN[name].nargs == 0, f"{name} takes no value under torchrun"
-
-
-def test_dashes_may_be_underscores_and_what_has_no_effect_takes_a_value() -> None:
-    options = options_of("--log_dir=logs", "--start_method", "spawn", "-r", "3", "-t3", "--max_failures", "1")
-    assert (options.log_dir, options.start_method, options.max_failures) == ("logs", "spawn", 1)
-    assert options.target == "train.py"
-
-
-def test_a_refusal_to_restart_names_the_option() -> None:
-    policy = RetryPolicy(FailureConfig(max_failures=3))
-    policy.ever_entered = True
-    failure = RankFailure(rank=0, host="a", order=1, summary="x", traceback="x", exit_code=1, consequence=False)
-    assert [policy.allow(failure, reports=1, checkpoint=None) for _ in range(2)] == [True, False]
-    with options_named(named_options()):
-        assert "(--retry-same-failure restarts anyway)" in in_users_words(str(policy.refusal))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -13,47 +12,11 @@ import pytest
 from distrain.cli.main import command_of as command
 from distrain.cli.main import run_main
 from distrain.cli.showing import run_in_words
-from distrain.storage.runs.details import command_of
 from distrain.storage.runs.listing import find_run
 from tests.unit.storage.made import add_reports, make_run
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.mark.parametrize(
-    ("argv", "typed"),
-    [
-        (["train.py", "--lr", "0.1"], "python train.py --lr 0.1"),
-        (["/x/bin/distrain", "run", "a b"], "distrain run 'a b'"),
-        (["/x/distrain/launch.py", "train.py"], "python -m distrain.launch train.py"),
-        (None, ""),
-    ],
-)
-def test_a_command_is_shown_as_it_is_typed(tmp_path: Path, argv: list[str] | None, typed: str) -> None:
-    make_run(tmp_path, "run", argv=argv)
-    assert command_of(find_run("run", tmp_path)) == typed
-
-
-@pytest.mark.parametrize(
-    ("events", "shown"),
-    [
-        ([("hang_began", 1.0)], "1 hang"),
-        ([("hang_began", 1.0), ("hang", 1.0), ("hang", 7.0), ("hang_began", 9.0)], "3 hangs"),
-        ([("checkpoint", None), ("slow", None), ("slow", None), ("trouble_over", None)], "2 slow ranks"),
-        ([("stored", None)], ""),
-    ],
-)
-def test_events_are_counted_as_users_know_them(tmp_path: Path, events: list[tuple[str, float]], shown: str) -> None:
-    run = make_run(tmp_path, "run")
-    lines = [
-        {"time": 1, "attempt": 0, "event": event, **({"since": since} if since else {})} for event, since in events
-    ]
-    (run / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    said = run_in_words(find_run("run", tmp_path), 120)
-    assert [line.split(maxsplit=1)[1:] for line in said.splitlines() if line.startswith("events")] == [[shown]] * bool(
-        shown
-    )
 
 
 def test_paths_stay_whole_on_a_narrow_screen_and_nan_is_said(

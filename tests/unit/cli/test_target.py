@@ -33,29 +33,6 @@ def test_nothing_is_imported_before_a_script_that_sets_variables_for_it(
         assert ("torch" in make_job(work).preload) is (source != EARLY)
 
 
-@pytest.mark.parametrize(
-    ("source", "words", "expected"),
-    [
-        ("import json, os\njson.loads(os.environ['TF_CONFIG'])", [], "tensorflow"),
-        ("strategy = tf.distribute.MultiWorkerMirroredStrategy()", [], "tensorflow"),
-        ("import helper", ["--backend", "tensorflow"], "tensorflow"),
-        ("import torch, os\nos.environ.get('TF_CONFIG')", ["--backend", "torch"], "torch"),
-        (EARLY, [], "torch"),
-    ],
-)
-def test_a_script_of_tensorflow_gets_its_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, words: list[str], expected: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(source)
-    for target in (["train.py"], ["-m", "train"]):
-        work = work_of(parse(make_parser(), [*words, *target]), [])
-        assert work.backend.framework == expected
-        assert work.initialises_backend is (expected == "tensorflow")
-    function = work_of(parse(make_parser(), [*words, "train.py:train"]), [])
-    assert function.backend.framework == (expected if words else "torch")
-
-
 def config_of(*arguments: str) -> dict[str, Any]:
     work = work_of(parse(make_parser(), [*arguments, "train.py:train"]), [])
     assert isinstance(work, TargetWork)

@@ -24,21 +24,6 @@ def test_a_line_waits_a_moment_for_other_ranks() -> None:
     assert folding.deadline() is None
 
 
-def test_a_line_that_comes_too_late_is_a_line_of_its_own() -> None:
-    folding = Folding(2)
-    folding.add(0, 1, b"a", now=10.0)
-    assert taken(folding, 10.5) == [([0], b"a")]
-    folding.add(1, 1, b"a", now=10.6)
-    assert taken(folding, 11.0) == [([1], b"a")]
-
-
-def test_stdout_and_stderr_are_not_folded_together() -> None:
-    folding = Folding(2)
-    folding.add(0, 1, b"a", now=10.0)
-    folding.add(1, 2, b"a", now=10.0)
-    assert taken(folding, 11.0) == [([0], b"a"), ([1], b"a")]
-
-
 def test_lines_of_the_same_key_are_folded_and_the_first_is_shown() -> None:
     folding = Folding(2)
     folding.add(0, 2, b"100% 5.1 it/s", now=10.0, key=b"% it/s")

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from distrain import wire
-from distrain.api.observer import HangBegan, Reported
+from distrain.api.observer import HangBegan
 from distrain.console.footer import footer
 from distrain.decisions.run_status import RunStatus
 from distrain.hosts.troubles import Trouble
@@ -54,23 +54,6 @@ def test_what_a_rank_reports_and_prints_does_nothing_to_the_terminal() -> None:
     assert all(line.isprintable() for line in lines)
 
 
-def test_without_progress_it_counts_reports() -> None:
-    status = RunStatus("/runs/train-1", started=100.0, phase="running")
-    status.begin_attempt(["localhost"], 100.0)
-    status.reported(0, 1, {}, None, 101.0)
-    status.reported(0, 3, {}, None, 103.0)
-    assert shown(status)[1] == "3 reports · 1.0/s"
-
-
-def test_reports_are_counted_over_the_whole_run() -> None:
-    status = running()
-    status.begin_attempt(["localhost"], 125.0)
-    assert status.reports == 0
-    for index in (1, 2):
-        status.hear(Reported(0, index, 12 + index, {}, None, 125.0 + index))
-    assert shown(status, 127.0)[1] == "14 reports · 1.0/s"
-
-
 def test_before_the_workers_start_it_has_little_to_say() -> None:
     status = RunStatus("/runs/train-1", started=100.0, grace_s=5)
     assert shown(status, 101.0) == ["connecting · 1.0 s · train-1", "Ctrl-C: stops the run"]
@@ -90,19 +73,6 @@ def test_a_late_report_takes_the_place_of_the_rate_and_the_time_left() -> None:
     assert "no report" not in shown(status, 132.0)[1]
     assert shown(status, 133.0)[1] == "━" * 6 + "╌" * 24 + " 20/100 · 20% · no report for 11 s"
     assert "no report for 1 min 58 s" in shown(status, 240.0)[1]
-
-
-def test_a_rank_for_which_silent_ranks_wait_is_silent() -> None:
-    """A hang: all ranks are quiet, and the samples of one show that it does not wait for the others."""
-    status = running()
-    for time_s in range(130, 180, 5):
-        for rank in range(4):
-            own_s = 5.0 if rank == 2 else 0.0
-            vitals = wire.Vitals(
-                attempt=0, rank=rank, own_s=own_s, waiting_s=5.0 - own_s, place="sleep (a.py:3)", place_s=own_s
-            )
-            status.heard_vitals(vitals, float(time_s))
-    assert "ranks ●●○●  rank 2 silent for 58 s, in sleep (a.py:3)  3 at work" in shown(status, 180.0)
 
 
 def test_a_silent_rank_is_marked_and_named() -> None:
@@ -134,25 +104,6 @@ def test_a_hang_is_shown_until_a_person_holds_a_rank() -> None:
     assert "stuck" not in "".join(shown(status))
 
 
-def test_the_only_rank_that_waits_is_not_taken_for_the_stuck_one() -> None:
-    status = running(ranks=2)
-    status.hear(HangBegan("rank 1 is stuck", 0.0, [1], lambda now: ""))
-    assert "ranks ◌◍  rank 1 stuck  1 other waits" in shown(status)
-
-
-@pytest.mark.parametrize("is_hang", [True, False])
-def test_no_rank_is_slow_while_ranks_stand_still_or_a_person_holds_one(is_hang: bool) -> None:
-    status = running()
-    status.is_debugged = not is_hang
-    if is_hang:
-        status.hear(HangBegan("rank 1 is stuck", 0.0, [1], lambda now: "rank 1 is stuck"))
-    for time_s in range(130, 250, 5):
-        for rank in range(4):
-            own_s = 5.0 if rank == 1 else 0.0
-            vitals = wire.Vitals(attempt=0, rank=rank, own_s=own_s, waiting_s=5.0 - own_s, place="", place_s=0.0)
-            assert status.heard_vitals(vitals, float(time_s)) == []
-
-
 def test_ranks_with_too_little_memory_and_bad_gpus_are_marked_until_that_is_over() -> None:
     status = running(hosts=2)
     text = "97% of the host's memory is used, 41 GB by this rank"
@@ -169,21 +120,10 @@ def test_ranks_with_too_little_memory_and_bad_gpus_are_marked_until_that_is_over
     assert "ranks ◆●●●  rank 0 GPU  3 at work" in shown(status)
 
 
-def test_a_progress_bar_of_the_user_is_shown() -> None:
-    assert "rank 1: 1%|█   | 1/100" in shown(running(), bar=(1, "1%|█   | 1/100"))
-
-
 def test_it_says_what_ctrl_c_does_to_ranks_that_call_should_stop() -> None:
     status = running()
     status.saves_on_stop = True
     assert shown(status)[-1] == "Ctrl-C: the workers have 10 s to save a checkpoint, then the run ends"
-
-
-def test_while_the_run_is_stopped_it_says_so_and_what_another_ctrl_c_does() -> None:
-    status = running()
-    status.is_stopping = True
-    assert shown(status)[0].startswith("stopping · ")
-    assert shown(status)[-1] == "the run is being stopped; Ctrl-C kills the workers now"
 
 
 def test_ranks_that_were_stopped_or_have_failed_are_not_marked_as_finished() -> None:
@@ -205,11 +145,6 @@ def test_numbers_are_short_and_those_that_are_none_are_red() -> None:
     assert [(line.plain[span.start : span.end], span.style) for span in line.spans] == [("nan", "bold red")]
 
 
-def test_on_a_narrow_terminal_the_bar_shrinks_and_marks_give_way_to_words() -> None:
-    assert shown(running(), width=60)[1] == "━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 20/100 · 20% · 1.0/s · 1 min 20 s left"
-    assert shown(running(ranks=200), width=80)[3] == "ranks 200 at work"
-
-
 @pytest.mark.parametrize("width", [30, 60, 200])
 @pytest.mark.parametrize("ranks", [1, 200])
 def test_it_fits(width: int, ranks: int) -> None:
@@ -226,14 +161,3 @@ def test_lost_time_is_from_the_last_checkpoint_until_all_ranks_are_at_work_again
     for rank in range(4):
         status.rank_begins(rank, 131.0 + rank)
     assert (status.restarts, status.lost_s) == (1, 24.0)
-
-
-def test_what_the_first_report_after_a_restart_takes_longer_than_usual_is_lost_time_too() -> None:
-    status = running()  # one report in a second
-    status.begin_attempt(["localhost"] * 4, 130.0)
-    for rank in range(4):
-        status.rank_begins(rank, 131.0)
-    before = status.lost_s
-    status.reported(2, 1, {}, None, 141.0)
-    status.reported(0, 1, {}, None, 151.0)
-    assert status.lost_s == pytest.approx(before + 9.0, abs=0.1)

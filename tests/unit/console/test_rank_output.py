@@ -7,12 +7,10 @@ import io
 import logging
 import math
 import os
-import resource
 import sys
 import termios
 import threading
 import time
-import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,7 +27,7 @@ from distrain.system import consoles
 from distrain.system.background import Background
 from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
-from distrain.system.output_lines import LineCutter, with_one_bar
+from distrain.system.output_lines import with_one_bar
 from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
@@ -106,10 +104,6 @@ def shown(capsys: Console, log: Path, *pieces: bytes) -> list[str]:
 # -- lines -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_line_gets_its_rank_in_front(capsys: Console, log: Path) -> None:
-    assert shown(capsys, log, b"one\ntwo\n") == ["[rank 3] one", "[rank 3] two"]
-
-
 @pytest.mark.parametrize(
     ("ranks", "hosts", "line"),
     [(200, ("localhost",), "[rank   3] one\n"), (16, ("beta", "alpha"), "[rank  3 alpha] one\n")],
@@ -123,36 +117,11 @@ def test_ranks_are_aligned_and_name_their_hosts(
     assert capsys.readouterr().out == line
 
 
-def test_stdout_and_stderr_are_kept_apart(capsys: Console, output: RankOutput) -> None:
-    output.feed(1, b"to out")
-    output.feed(2, b"to err\n")
-    output.feed(1, b", still\n")
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("[rank 3] to out, still\n", "[rank 3] to err\n")
-
-
-def test_a_last_line_without_an_end_is_shown_at_the_end(capsys: Console, log: Path) -> None:
-    assert shown(capsys, log, b"one\nno end") == ["[rank 3] one", "[rank 3] no end"]
-
-
 def test_the_prefix_of_torch_is_not_shown_beside_ours(capsys: Console, log: Path) -> None:
     data = b"[rank3]: Traceback\n[rank3]:   File 'a.py'\n[rank3]:[W1122 12:00:00] slow\n[rank2]: somebody else\n"
     lines = ["Traceback", "  File 'a.py'", "[W1122 12:00:00] slow", "[rank2]: somebody else"]
     assert shown(capsys, log, data) == [f"[rank 3] {line}" for line in lines]
     assert log.read_bytes() == data
-
-
-def test_a_progress_bar_that_goes_on_for_long_is_shown_from_time_to_time(
-    capsys: Console, output: RankOutput, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: clock)
-    for second in range(70):
-        clock = 100.0 + second
-        output.feed(2, f"\r{second}%".encode())
-    output.feed(2, b"\rdone\n")
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["[rank 3] 30%", "[rank 3] 61%", "[rank 3] done"]
 
 
 def test_a_bar_below_another_one_ends_no_line(capsys: Console, log: Path) -> None:
@@ -163,18 +132,6 @@ def test_a_bar_below_another_one_ends_no_line(capsys: Console, log: Path) -> Non
         "[rank 3] 100%",
     ]
     assert list(read_lines(log)) == ["shards: 100%", "100%"]
-
-
-def test_the_footer_shows_the_inner_bar() -> None:
-    cutter = LineCutter(has_footer=True)
-    for data, bar in (
-        (b"\repochs: 1/3", "epochs: 1/3"),
-        (b"\n\rbatches: 1/9\x1b[A", "batches: 1/9"),
-        (b"\n\r            \x1b[A", "batches: 1/9"),
-        (b"\repochs: 2/3", "epochs: 2/3"),
-    ):
-        cutter.feed(with_one_bar(data), 0.0)
-        assert cutter.bar == bar
 
 
 @pytest.mark.parametrize(
@@ -307,28 +264,7 @@ def test_a_blocked_console_that_misses_lines_says_how_many(blocked: Blocked, mon
     assert last == f"distrain: {missed} lines are not shown, as this console was too slow; the logs have them"
 
 
-def test_consoles_are_unblocked_until_the_last_run_ends(blocked: Blocked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of several threads may end in any order."""
-    with contextlib.ExitStack() as second:
-        with console_threads():
-            second.enter_context(blocked.as_stderr(monkeypatch))
-        for number in range(2000):
-            say(f"line {number} {'x' * 100}")
-        blocked.read_until("line 1999")
-    assert len(blocked.lines()) == 2000
-
-
 # -- files and last lines --------------------------------------------------------------------------------------------
-
-
-def test_the_file_holds_the_raw_bytes_of_both_streams(output: RankOutput, log: Path) -> None:
-    output.feed(1, b" 10%\r 50%\xff")
-    output.feed(2, b"warning\n")
-    output.note("a traceback\n")
-    output.feed(1, b"100%")
-    output.note("another\n")
-    output.close()
-    assert log.read_bytes() == b" 10%\r 50%\xff\rwarning\na traceback\n100%\nanother\n"
 
 
 def test_a_line_of_one_stream_replaces_the_bar_of_the_other_in_the_log(output: RankOutput, log: Path) -> None:
@@ -340,69 +276,6 @@ def test_a_line_of_one_stream_replaces_the_bar_of_the_other_in_the_log(output: R
     output.close()
     assert log.read_bytes() == b"\r10%|##|\r{'loss': 1}\n\r20%\r30%\nEpoch 1 ...a warning\n"
     assert list(read_lines(log)) == ["{'loss': 1}", "30%", "Epoch 1 ...a warning"]
-
-
-def test_a_note_may_hold_an_undecodable_file_name(output: RankOutput, log: Path) -> None:
-    output.note(b"FileNotFoundError: caf\xe9\n".decode(errors="surrogateescape"))
-    output.close()
-    assert log.read_bytes().startswith(b"FileNotFoundError: caf")
-
-
-def test_what_comes_after_the_end_is_added_to_the_file(output: RankOutput, log: Path) -> None:
-    output.feed(1, b"one\n")
-    output.close()
-    output.note("two\n")
-    output.close()
-    assert log.read_bytes() == b"one\ntwo\n"
-
-
-def test_the_last_lines_are_kept_for_the_failure_screen(output: RankOutput) -> None:
-    output.feed(2, b"".join(b"line %d\n" % n for n in range(1000)))
-    output.close()
-    kept = len(output.last_lines)
-    assert 200 <= kept <= 500
-    assert list(output.last_lines) == [f"line {n}" for n in range(1000 - kept, 1000)]
-
-
-def test_the_last_lines_of_a_flood_are_whole_and_of_both_streams(log: Path) -> None:
-    output = RankOutput(log, observers_of(shown=[]))
-    for n in range(300):
-        output.feed(1, b"".join(b"out %d %d %s\n" % (n, m, b"x" * 1000) for m in range(100)))
-        output.feed(2, b"error %d\n" % n)
-    output.feed(1, b"no end")
-    lines = output.last_lines
-    assert lines[-2:] == ["error 299", "no end"]
-    assert all(line.startswith("out 299 ") and len(line) > 1000 for line in lines[1:-2])
-
-
-def test_the_last_lines_of_single_bytes_take_little_memory(log: Path) -> None:
-    output = RankOutput(log, observers_of(shown=[]))
-    tracemalloc.start()
-    for n in range(20_000):
-        output.feed(1 + n % 2, b".")
-        output.flush()
-    size, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    output.close()
-    assert size < 512 << 10
-    assert len(output.last_lines) == 2
-
-
-def test_many_ranks_that_print_need_few_open_files(tmp_path: Path) -> None:
-    output = RankLogs(lambda attempt, rank: tmp_path / f"{rank}.log", Background(None, "log"))
-    output.begin(0)
-    before, limits = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 100, limits[1]))
-    try:
-        for turn in range(3):
-            for rank in range(300):
-                output.of(rank).feed(1, b"%d %d\n" % (rank, turn))
-            output.flush()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert len(os.listdir("/proc/self/fd")) == before
-    for rank in (0, 150, 299):
-        assert (tmp_path / f"{rank}.log").read_bytes() == b"".join(b"%d %d\n" % (rank, turn) for turn in range(3))
 
 
 def test_a_log_that_cannot_be_written_does_not_keep_others_from_it(capsys: Console, tmp_path: Path) -> None:
@@ -454,29 +327,15 @@ def test_fast_reports_are_throttled_and_the_last_one_is_shown(capsys: Console) -
     assert capsys.readouterr().err == "distrain: report 100, 33.3/s: no metrics\n"
 
 
-def test_the_deadline_is_when_the_next_line_may_be_shown(capsys: Console) -> None:
-    observers = observers_of()
-    assert observers.deadline() is None
-    report(observers, 1, now=10.0)
-    assert observers.deadline() is None
-    report(observers, 2, now=10.1)
-    assert observers.deadline() == 10.0 + INTERVAL_S
-    report(observers, 3, now=10.0 + INTERVAL_S)
-    assert observers.deadline() is None
-    assert capsys.readouterr().err.count("\n") == 2
-
-
 # -- levels ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("level", "shown"),
     [
-        ("DEBUG", ["progress", "notice"]),
         ("INFO", ["progress", "notice"]),
         ("WARNING", ["notice"]),
         ("ERROR", []),
-        ("CRITICAL", []),
     ],
 )
 def test_a_level_hides_what_is_below_it(capsys: Console, level: str, shown: list[str]) -> None:
@@ -484,18 +343,6 @@ def test_a_level_hides_what_is_below_it(capsys: Console, level: str, shown: list
         say("progress")
         warn("notice")
     assert capsys.readouterr() == ("", "".join(f"distrain: {text}\n" for text in shown))
-
-
-def test_levels_of_runs_in_threads_may_end_in_any_order(capsys: Console) -> None:
-    first, second = log_level("ERROR"), log_level("WARNING")
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    say("hidden")
-    warn("of the second")
-    second.__exit__(None, None, None)
-    say("after")
-    assert capsys.readouterr().err == "distrain: of the second\ndistrain: after\n"
 
 
 def test_lines_are_records_of_logging(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

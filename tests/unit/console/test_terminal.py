@@ -79,14 +79,3 @@ def test_lines_scroll_above_a_footer_of_which_nothing_is_left(run: Callable[[int
     assert [line for line in after if "callback" in line] == [f"callback {step}" for step in range(1, 41)]
     [end] = [number for number, line in enumerate(after) if line.startswith("distrain: finished after ")]
     assert any(line.strip().startswith("metrics:     loss=0.025, step=40") for line in after[end:])
-
-
-def is_drawn(lines: list[str]) -> bool:
-    """Return whether the whole footer is there."""
-    return [line[:10] for line in lines[-2:]] == ["ranks ●●●●", "Ctrl-C: st"]
-
-
-def test_on_a_narrow_terminal_nothing_wraps_in_the_footer(run: Callable[[int, int], Terminal]) -> None:
-    terminal = run(40, 20)
-    footer = terminal.wait_for(is_drawn)
-    assert is_drawn(footer)

@@ -116,19 +116,15 @@ EVEN = frozenset(range(0, ROWS, 2))
 HALVES = frozenset(half["id"] for place in range(ROWS) for half in halves({"id": place}))
 SOURCES: dict[str, tuple[Callable[[Path], Dataset], frozenset[int] | None]] = {
     "parquet": (lambda folder: data.read_parquet(folder), ALL),
-    "parquet shuffled": (lambda folder: data.read_parquet(folder).random_shuffle(seed=3), ALL),
     "parquet windows": (lambda folder: data.read_parquet(folder).random_shuffle(seed=3, buffer_rows=10), ALL),
     "parquet limited": (lambda folder: data.read_parquet(folder).limit(50).random_shuffle(buffer_rows=9), FIRST),
     "parquet filtered": (lambda folder: data.read_parquet(folder).filter(is_even).random_shuffle(buffer_rows=9), EVEN),
     "parquet split": (lambda folder: data.read_parquet(folder).train_test_split(0.3, shuffle=True)[0], None),
     "parquet remade": (lambda folder: data.read_parquet(folder).flat_map(halves).random_shuffle(buffer_rows=9), HALVES),
     "csv": (lambda folder: as_dataset(str(folder / "*.csv"), "csv").random_shuffle(buffer_rows=16), ALL),
-    "arrow": (lambda folder: as_dataset(pa.table({"id": range(ROWS)}), "arrow").random_shuffle(), ALL),
-    "frame": (lambda folder: data.from_pandas(pd.DataFrame({"id": range(ROWS)})), ALL),
     "range filtered": (lambda folder: data.range(ROWS).filter(is_even).random_shuffle(), EVEN),
     "range remade": (lambda folder: data.range(ROWS).map_batches(even_rows, keeps_rows=None).random_shuffle(), EVEN),
     "torch": (lambda folder: as_dataset(Items(), "torch").random_shuffle(), ALL),
-    "callable": (lambda folder: as_dataset(Items, "callable").map(lambda row: row), ALL),
     "huggingface": (lambda folder: as_dataset(_huggingface(streamed=False), "huggingface").random_shuffle(), ALL),
     "huggingface stream": (lambda folder: as_dataset(partial(_huggingface, streamed=True), "hf"), ALL),
     "huggingface windows": (lambda folder: data.from_huggingface(_plain_stream()).random_shuffle(buffer_rows=9), ALL),
@@ -230,20 +226,6 @@ def test_a_rank_of_undivided_data_goes_on_with_its_own_rows() -> None:
         assert next(iter(part.iter_batches()))["id"][0] == row
 
 
-def test_what_ranks_that_have_taken_different_numbers_of_rows_have_left_is_divided_anew() -> None:
-    dataset = data.range(40)
-    first = iterators(dataset, 2, {})
-    loops = [iter(part.iter_batches(batch_size=2)) for part in first]
-    seen = [row for rank, count in ((0, 3), (1, 5)) for _ in range(count) for row in next(loops[rank])["id"]]
-    start = {rank: json.loads(json.dumps(first[rank].position())) for rank in (0, 1)}
-    for ranks in (2, 3):
-        parts = iterators(dataset, ranks, start)  # before their first row, their positions are as good
-        parts = iterators(dataset, ranks, {rank: part.position() for rank, part in enumerate(parts)})
-        rest = [[row for batch in part.iter_batches() for row in batch["id"]] for part in parts]
-        assert len({len(rows) for rows in rest}) == 1
-        assert sorted(seen + [row for rows in rest for row in rows]) == list(range(40))
-
-
 def test_epochs_differ_and_each_has_every_row() -> None:
     (part,) = iterators(data.range(50).random_shuffle(seed=1), 1, {})
     batches = part.iter_batches(batch_size=50)
@@ -308,14 +290,6 @@ def test_a_checkpoint_after_an_exception_has_the_place_in_the_loop() -> None:
     assert part.position()["epoch"] == part.epoch == 1
 
 
-def test_a_loop_with_one_batch_and_a_report_is_an_epoch() -> None:
-    (part,) = iterators(data.range(10), 1, {})
-    for _ in part.iter_batches(batch_size=3):
-        part.position()
-        break
-    assert part.epoch == part.position()["epoch"] == 1
-
-
 def test_only_the_first_loop_can_be_a_look() -> None:
     """Else epochs of one batch would never end."""
     (part,) = iterators(data.range(10), 1, {})
@@ -375,45 +349,12 @@ def test_a_checkpoint_in_a_validation_belongs_to_the_epoch_before_it(steps: int)
     assert [part.epoch for part in pair(after).values()] == [1, 1]
 
 
-def test_a_checkpoint_in_a_later_training_loop_is_after_the_validation() -> None:
-    """Also in a script that validates first, or in the training loop."""
-    parts = pair({})
-    assert parts["train"].epoch == 0
-    assert list(ids(parts["val"])) == WHOLE
-    training = ids(parts["train"])
-    next(training)
-    assert positions(parts)["val"][0]["epoch"] == 1
-    assert list(ids(parts["val"])) == WHOLE
-    assert (positions(parts)["train"][0]["epoch"], positions(parts)["val"][0]["epoch"]) == (0, 2)
-    kept = ids(parts["val"])
-    next(kept)
-    assert list(training) == WHOLE[1:]
-    assert positions(parts)["train"][0]["epoch"] == 1, "the loop over val has begun in the training loop"
-
-
-def test_ranks_of_which_one_validates_already_go_on_in_the_training_loop() -> None:
-    ahead, behind = pair({}, 0, 2), pair({}, 1, 2)
-    assert [part["train"].epoch for part in (ahead, behind)] == [0, 0]
-    validation, training = ids(ahead["val"]), ids(behind["train"])
-    assert len([*ids(ahead["train"]), next(validation), next(training)]) == 4
-    start = {rank: part["train"].position() for rank, part in enumerate((ahead, behind))}
-    rest = [pair({"train": start}, rank, 2)["train"] for rank in (0, 1)]
-    assert [part.epoch for part in rest] == [0, 0]
-    assert [[row for batch in part.iter_batches() for row in batch["id"]] for part in rest] == [[10], [11]]
-
-
 def test_a_loop_that_is_left_for_a_stop_goes_on_in_the_next_run() -> None:
     part = DataIterator(data.range(10), name="x", worker=Worker(0, 1), is_stopping=lambda: True)
     for _ in part.iter_batches(batch_size=3):
         break
     (resumed,) = iterators(data.range(10), 1, {0: part.position()})
     assert [row for batch in resumed.iter_batches() for row in batch["id"]] == list(range(3, 10))
-
-
-def test_a_position_after_a_look_is_the_one_before_it() -> None:
-    (part,) = iterators(data.range(10), 1, {})
-    next(iter(part.iter_batches(batch_size=4)))
-    assert part.position() == {"epoch": 0}
 
 
 def test_ranks_of_which_one_is_behind_go_on_with_what_each_has_left() -> None:

@@ -22,7 +22,6 @@ import pytest
 import torch
 
 from distrain import data
-from distrain.as_ray.data.dataset import Dataset
 from distrain.data import loops
 from distrain.data.constructors import as_dataset
 from distrain.data.datasets import run_datasets
@@ -84,18 +83,6 @@ def test_every_kind_of_data_gives_the_same_rows(tmp_path: Path) -> None:
         (batch,) = part.iter_torch_batches(device="cpu", dtypes=torch.float32)
         assert torch.equal(batch["y"], torch.arange(5, dtype=torch.float32) / 2), kind
         assert plain(as_dataset(value, "x").take(2)) == ROWS[:2], kind
-
-
-def test_formats_of_batches() -> None:
-    part = shard(data.from_items(ROWS))
-    (frame,) = part.iter_batches(batch_format="pandas")
-    assert frame.equals(pd.DataFrame(ROWS))
-    (table,) = part.iter_batches(batch_format="pyarrow")
-    assert table.to_pylist() == ROWS
-    with pytest.raises(
-        ValueError, match="batch_format must be one of 'default', 'numpy', 'pandas', 'pyarrow', got 'x'"
-    ):
-        part.iter_batches(batch_format="x")
 
 
 def test_columns_of_arrow_become_arrays(tmp_path: Path) -> None:
@@ -239,23 +226,6 @@ def test_functions_may_change_what_they_get() -> None:
         assert list(counted) == [{"x": 2, "list": [2]}]
 
 
-def test_parts_of_files_of_which_some_are_empty(tmp_path: Path) -> None:
-    for number, rows in enumerate([10, 0, 10, 10]):
-        table = pa.table({"id": pa.array(range(number * 10, number * 10 + rows), pa.int64())})
-        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=5)
-    rows = data.read_parquet(tmp_path)
-    assert [row["id"] for row in rows.limit(12).take(30)] == [*range(10), 20, 21]
-    some = rows.filter(lambda row: row["id"] < 5 or row["id"] >= 25)
-    for part in (some, some.random_shuffle(seed=1)):
-        train, test = part.train_test_split(0.2)
-        assert sorted(row["id"] for row in train.take() + test.take()) == [*range(5), *range(25, 40)]
-        assert (train.count(), test.count()) == (16, 4)
-    first = rows.limit(12).random_shuffle(seed=1)
-    assert first.count() == 12
-    (tmp_path / "3.parquet").unlink()  # no block of it is read
-    assert sorted(row["id"] for row in first.take(12)) == [*range(10), 20, 21]
-
-
 def test_a_function_that_raises_is_shown_with_its_own_line() -> None:
     def broken(row: dict[str, Any]) -> dict[str, Any]:
         raise KeyError("no such key")
@@ -390,20 +360,11 @@ OPTIONS: list[tuple[str | bytes, dict[str, Any]]] = [
     ("title\n1,2\n", {"read_options": READ(skip_rows=1, column_names=["p", "q"])}),
     (TABLE, {"read_options": READ(skip_rows_after_names=1)}),
     (TABLE, {"read_options": READ(column_names=["p", "q"], use_threads=False)}),
-    (TABLE, {"read_options": READ(autogenerate_column_names=True, block_size=20)}),
     ("é,y\n1,é\n".encode("latin1"), {"read_options": READ(encoding="latin1")}),
     ("x;y\n1,5;2\n", {"parse_options": PARSE(delimiter=";"), "convert_options": CONVERT(decimal_point=",")}),
-    ("x,y\n'1,2',2\n", {"parse_options": PARSE(quote_char="'")}),
-    ('x,y\n"a""b",2\n', {"parse_options": PARSE(double_quote=False)}),
-    ("x,y\na\\,b,2\n", {"parse_options": PARSE(escape_char="\\")}),
-    ('x,y\n"a\nb",2\n', {"parse_options": PARSE(newlines_in_values=True)}),
-    ("x\n1\n\n2\n", {"parse_options": PARSE(ignore_empty_lines=False)}),
     ("x,y\n1,2\n3\n4,5\n", {"parse_options": PARSE(invalid_row_handler=lambda row: "skip")}),
     (TABLE, {"convert_options": CONVERT(column_types={"x": pa.float32()}, null_values=["a"])}),
-    (TABLE, {"convert_options": CONVERT(strings_can_be_null=True)}),
     ('x,y\n1,""\n2,b\n', {"convert_options": CONVERT(strings_can_be_null=True, quoted_strings_can_be_null=False)}),
-    ("x,y\nyes,no\n", {"convert_options": CONVERT(true_values=["yes"], false_values=["no"])}),
-    (TABLE, {"convert_options": CONVERT(auto_dict_encode=True, auto_dict_max_cardinality=5)}),
     ("x,y\n01/02/2020,2\n", {"convert_options": CONVERT(timestamp_parsers=["%d/%m/%Y"])}),
 ]
 
@@ -420,7 +381,6 @@ def test_every_option_of_csv_has_its_effect(text: str | bytes, options: dict[str
 
 JSON_OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ('{"x": 1, "y": 2}\n', {"unexpected_field_behavior": "ignore"}),
-    ('{"x": 18446744073709551615}\n', {}),
     ('{"x":\n1\n} {"x": 2}', {"newlines_in_values": True}),
 ]
 
@@ -442,14 +402,6 @@ def test_every_option_of_json_has_its_effect(text: str, options: dict[str, Any],
 def test_options_without_effect_are_refused(read: Callable[[], Any], error: str) -> None:
     with pytest.raises(TypeError, match=error):
         read()
-
-
-def test_columns_may_be_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"x": 1, "y": 2}\n')
-    schema = pa.schema([("x", pa.int64())])
-    strict = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
-    with pytest.raises(DataError, match=r"cannot read .*/a.json: JSON parse error: unexpected field"):
-        data.read_json(tmp_path, parse_options=strict).count()
 
 
 @pytest.mark.parametrize(("texts", "error"), [
@@ -499,18 +451,6 @@ def test_hidden_names_do_not_count_unless_a_pattern_has_them(tmp_path: Path) -> 
         assert [row["x"] for row in data.read_parquet(path).take()] == found, pattern
 
 
-def test_options_of_pyarrow(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("x;y\n1;a\n")
-    options = pyarrow.csv.ParseOptions(delimiter=";")
-    types = pyarrow.csv.ConvertOptions(column_types={"x": pa.float32()})
-    rows = data.read_csv(tmp_path, parse_options=options, convert_options=types)
-    assert next(iter(shard(rows).iter_batches()))["x"].dtype == np.float32
-    assert rows.take() == [{"x": 1.0, "y": "a"}]
-    (tmp_path / "b.csv").write_text("a,b\n3,4\n1,2\n")
-    skips = data.read_csv(tmp_path / "b.csv", read_options=pyarrow.csv.ReadOptions(skip_rows_after_names=1))
-    assert (skips.count(), skips.take()) == (1, [{"a": 1, "b": 2}])
-
-
 def test_the_rows_to_shuffle_depend_on_their_size_in_memory(tmp_path: Path) -> None:
     """In Parquet, many equal texts take almost no space."""
     pq.write_table(pa.table({"text": ["a" * 1000] * 300_000}), tmp_path / "a.parquet")
@@ -548,26 +488,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         data.read_csv("example://a").count()
 
 
-def test_leaving_a_loop_ends_its_thread() -> None:
-    import threading
-    import time
-
-    before = threading.active_count()
-    for batch in shard(data.range(10_000)).iter_batches(batch_size=1, prefetch_batches=2):
-        assert batch["id"].tolist() == [0]
-        break
-    deadline = time.monotonic() + 5
-    while threading.active_count() > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_a_materialized_shard_has_the_ranks_own_rows() -> None:
-    in_memory = shard(data.range(10).map(lambda row: {"x": row["id"] * 2}), 1, 2).materialize()
-    assert [row["x"] for row in in_memory.iter_rows()] == [10, 12, 14, 16, 18]
-    assert in_memory.count() == 5
-
-
 def test_waiting_for_data_is_said_once_on_rank_0(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -582,55 +502,6 @@ def test_waiting_for_data_is_said_once_on_rank_0(
             list(part.iter_batches(batch_size=2))
     errors = capfd.readouterr().err
     assert errors.count("dataset 'x': train_func mostly waits for data: dataset 'x': ") == 1
-
-
-RAGGED = {
-    "first equal": [[1, 2], [3, 4], [5], [6, 7, 8]],
-    "one empty": [[1, 2], [3, 4], [], [5, 6]],
-    "one missing": [[1, 2], [3, 4], None, [5, 6]],
-    "equal": [[1, 2], [3, 4], [5, 6], [7, 8]],
-    "texts": [["a", "b"], ["c", "d"], ["e"], ["f", "g"]],
-    "matrices": [[[1], [2]], [[3], [4]], [[5, 6]], [[7, 8]]],
-}
-
-
-def same(batch: Any) -> Any:
-    return batch
-
-
-def each_row(batch: dict[str, Any]) -> Any:
-    for place in range(len(batch["x"])):
-        yield {"x": batch["x"][place : place + 1]}
-
-
-JOINS: dict[str, Callable[[Dataset], Dataset]] = {
-    "map_batches": lambda rows: rows.map_batches(same, batch_size=2),
-    "generator": lambda rows: rows.map_batches(each_row, batch_size=3),
-    "filter": lambda rows: rows.map_batches(same, batch_size=2).filter(lambda row: True),
-    "union": lambda rows: rows.limit(2).union(rows.map_batches(same)),
-    "materialize": lambda rows: rows.map_batches(same, batch_size=1).materialize(),
-}
-
-
-@pytest.mark.parametrize("name", RAGGED)
-@pytest.mark.parametrize("join", JOINS)
-def test_rows_of_different_shapes_work_wherever_rows_are_joined(name: str, join: str, tmp_path: Path) -> None:
-    """Blocks in which all rows have one shape are joined with those in which they do not."""
-    values = RAGGED[name]
-    pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet", row_group_size=2)
-    expected = values[:2] + values if join == "union" else values
-    for rows in data.from_items([{"x": value} for value in values]), data.read_parquet(tmp_path):
-        for size in (1, 3, 9):
-            batches = list(shard(JOINS[join](Dataset.of(rows))).iter_batches(batch_size=size))
-            assert [listed(value) for batch in batches for value in batch["x"]] == expected
-            for batch in batches:
-                shapes = {np.shape(value) for value in batch["x"]}
-                is_one_array = len(shapes) == 1 and shapes != {()}
-                assert (batch["x"].ndim > 1) == is_one_array, "the form follows from the rows alone"
-
-
-def listed(value: Any) -> Any:
-    return [listed(item) for item in value] if isinstance(value, (list, np.ndarray)) else value
 
 
 def test_huggingface_keeps_digits_and_decodes_images() -> None:
@@ -727,16 +598,6 @@ def test_subclasses_of_numbers_and_empty_lists_become_tensors() -> None:
     assert batch["enum"].tolist() == [200, 200]
     assert batch["large"].tolist() == [2**63, 1]
     assert batch["lists"].shape == (2, 0)
-
-
-def test_integers_of_pandas_beside_gaps_are_those_of_python() -> None:
-    frame = pd.DataFrame({"x": pd.array([2**60 + 1, None], dtype="Int64"), "y": pd.Series(["a", None])})
-    (row, gap) = shard(data.from_pandas(frame)).iter_rows()
-    assert row == {"x": 2**60 + 1, "y": "a"}
-    assert type(row["x"]) is int
-    assert gap == {"x": None, "y": None}
-    (again,) = shard(data.from_pandas(frame)).iter_batches(batch_format="pyarrow")
-    assert again["x"].to_pylist() == [2**60 + 1, None]
 
 
 def test_lists_of_dates_become_columns_of_arrow() -> None:

@@ -17,10 +17,6 @@ def envelope_of(values: list[float], *, most: int = 128) -> Envelope:
     return envelope
 
 
-def test_a_short_curve_keeps_every_point() -> None:
-    assert envelope_of([3.0, 1.0, 2.0]).points(100) == [(0, 3.0), (1, 1.0), (2, 2.0)]
-
-
 def test_peaks_of_one_step_survive() -> None:
     values = [math.sin(n / 1000) for n in range(100_000)]
     values[12_345], values[98_765] = 50.0, -50.0
@@ -35,13 +31,6 @@ def test_nan_and_infinity_are_marked_and_leave_the_other_points_alone() -> None:
     assert envelope.marks == [(1, "nan"), (3, "inf"), (4, "-inf")]
     assert envelope.points(100) == [(0, 1.0), (2, 2.0), (5, 3.0)]
     assert (envelope.count, envelope.nonfinite) == (6, 3)
-
-
-def test_of_many_nan_the_first_is_marked() -> None:
-    envelope = envelope_of([1.0] * 5000 + [math.nan] * 5000)
-    assert envelope.marks[0] == (5000, "nan")
-    assert len(envelope.marks) <= 200
-    assert envelope.nonfinite == 5000
 
 
 def test_numbers_beyond_the_floats_are_infinite() -> None:

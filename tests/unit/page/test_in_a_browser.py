@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
 
 from distrain.page import write_page
 from tests.browser import CHROMIUM, Browser
-from tests.conftest import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,31 +53,6 @@ def test_everything_is_visible_on_phones_and_desktops_in_both_schemes(browser: B
     assert len(inks) == 2
 
 
-def test_a_button_switches_to_a_logarithmic_scale(browser: Browser, restarted: Run) -> None:
-    browser.show(write_page(restarted.root), width=800)
-    pressed = "document.querySelector('button').getAttribute('aria-pressed')"
-    before = browser.evaluate("document.querySelector('.plot canvas').toDataURL()")
-    browser.evaluate("document.querySelector('button').click()")
-    browser.evaluate("new Promise((then) => requestAnimationFrame(() => requestAnimationFrame(then)))")
-    assert browser.evaluate(pressed) == "true"
-    assert browser.evaluate("document.querySelector('.plot canvas').toDataURL()") != before
-    assert browser.complaints == []
-
-
-def test_the_axis_of_a_loss_that_diverges_has_labels(browser: Browser, run: Run) -> None:
-    run.manifest({"started": 0.0, "training": 0.0, "ended": 9.0})
-    for n, value in enumerate((2.0, 5e36, 1e38, 3e300)):
-        run.report(float(n), n, metrics={"loss": value})
-    browser.show(write_page(run.root), width=800)
-    browser.evaluate(
-        "window.texts = []; CanvasRenderingContext2D.prototype.fillText = (text) => window.texts.push(text);"
-        "for (let i = 0; i < 2; i++) document.querySelector('button').click()"
-    )
-    browser.evaluate("new Promise((then) => requestAnimationFrame(() => requestAnimationFrame(then)))")
-    assert {"1e300", "2e300", "3e300"} <= set(browser.evaluate("window.texts"))
-    assert browser.complaints == []
-
-
 def test_the_policy_of_the_page_stops_what_is_not_ours(browser: Browser, restarted: Run) -> None:
     """Were a text not escaped, it could still neither run nor reach the network."""
     page = write_page(restarted.root)
@@ -89,21 +62,3 @@ def test_the_policy_of_the_page_stops_what_is_not_ours(browser: Browser, restart
     browser.show(page, width=800)
     assert browser.evaluate("window.evil === undefined")
     assert any("Content Security Policy" in complaint for complaint in browser.complaints)
-
-
-def test_the_evidence_of_an_attempt_opens_from_the_run_directory(browser: Browser, restarted: Run) -> None:
-    restarted.write("evidence/attempt_0/stacks/rank_3.txt", "in encode at tokenizer.py:12")
-    restarted.write("evidence/attempt_0/core", "not evidence")
-    browser.show(write_page(restarted.root), width=800)
-    links = "[...document.querySelectorAll('#attempts details a')]"
-    assert browser.evaluate(f"{links}.map((one) => one.textContent)") == ["attempt_0/stacks/rank_3.txt"]
-    browser.evaluate(f"{links}[0].click()")
-    target = (restarted.root / "evidence/attempt_0/stacks/rank_3.txt").as_uri()
-
-    def is_open() -> bool:
-        with contextlib.suppress(AssertionError):  # the browser leaves the page at this moment
-            return bool(browser.evaluate("location.href") == target)
-        return False
-
-    wait_until(is_open)
-    assert browser.complaints == []

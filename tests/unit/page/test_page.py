@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import json
 import re
@@ -21,7 +20,6 @@ from distrain.page import write_page
 from distrain.page.at_end import PageAtEnd
 from distrain.page.reports import MOST_METRICS
 from distrain.system.remote_path import locate
-from tests.unit.page.conftest import STARTED
 
 if TYPE_CHECKING:
     from tests.unit.page.conftest import Run
@@ -86,18 +84,6 @@ def test_curves_have_each_step_once(restarted: Run) -> None:
     assert data["starts"] == [20]
 
 
-def test_values_that_are_not_numbers_are_marked(run: Run) -> None:
-    run.manifest({"started": 0.0, "training": 1.0, "ended": 9.0})
-    for index, value in enumerate([1.0, "nan", 2.0, "inf"], start=1):
-        is_number = isinstance(value, float)
-        fields: dict[str, Any] = {"metrics": {"loss": value if is_number else None, "n": index}}
-        run.report(index, index, **fields | ({} if is_number else {"nonfinite": {"/loss": value}}))
-    curve = data_of(run)["curves"][0]
-    assert curve["marks"] == [[2, "nan"], [4, "inf"]]
-    assert (curve["x"], curve["y"]) == ([1, 2, 3, 4], [1, None, 2, None])
-    assert "2 not finite, the first (nan) at report 2" in curve["summary"]
-
-
 def test_ranks_that_are_behind_come_first(run: Run) -> None:
     run.manifest({"started": 0.0, "training": 0.0, "ended": 100.0})
     reports = [(n * (2.0 if rank == 2 else 1.0), n, rank) for rank in range(4) for n in range(1, 100)]
@@ -126,23 +112,6 @@ def test_attempts_checkpoints_events_and_time_are_tables(restarted: Run) -> None
     assert ["command", "python train.py --lr 0.1"] in dict(data["settings"])["run"]["rows"]
 
 
-def test_a_hang_without_an_end_counts_as_lost_time(run: Run) -> None:
-    run.manifest({"started": 0.0, "training": 0.0, "ended": 100.0}, status="failed", took=100.0)
-    run.event("hang_began", 45.0, since=STARTED + 40, text="")
-    run.event("slow", 50.0, rank=1, since="step 9")
-    data = data_of(run)
-    assert ["hung", "1 min"] in [row[:2] for row in data["time"]["table"]["rows"]]
-    assert [row["details"] for row in rows_of(data["events"])] == [
-        "attempt: 0, rank: 1, since: step 9",
-        "attempt: 0, since: +40 s",
-    ]
-    run.manifest({"started": 0.0, "training": 0.0, "ended": None}, status="running", took=1.0)
-    run.write(".lock", "")
-    with (run.root / ".lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert data_of(run)["time"]["parts"][1][0] == "hung"
-
-
 def test_a_killed_run_ended_with_its_last_report_and_shows_its_last_output(run: Run) -> None:
     run.manifest({"started": 0.0, "training": 10.0, "ended": None}, status="running", took=10.0)
     run.report(40, 1)
@@ -152,13 +121,6 @@ def test_a_killed_run_ended_with_its_last_report_and_shows_its_last_output(run: 
     assert data["verdict"].startswith("Killed after 40 s at report 1: the process that called fit() was killed")
     assert data["logs"] == [["rank 0, attempt 0", ["the last words: caf\ufffd"]]]
     assert data["time"]["goodput"] == "75% of 40 s"
-
-
-def test_a_run_of_an_early_version_lacks_only_what_it_did_not_record(run: Run) -> None:
-    attempts = [{"attempt": 0, "started": 1.0, "ended": 9}]
-    run.write("run.json", {"run_id": "id", "status": "finished", "started": 1.0, "updated": 9.0, "attempts": attempts})
-    run.report(0, 1, metrics={"loss": 1.0})
-    assert data_of(run)["curves"][0]["summary"].startswith("1 value; first 1; last 1")
 
 
 # -- it needs nothing, and nothing in it runs ------------------------------------------------------------------------
@@ -243,49 +205,6 @@ def test_a_damaged_file_costs_its_own_part_only(restarted: Run, name: str, damag
         assert "checkpoint_000001 is damaged" in " ".join(data["notes"])
 
 
-@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "events.jsonl", "error.json"])
-def test_every_half_written_file_is_shown(restarted: Run, name: str) -> None:
-    whole = (restarted.root / name).read_bytes()
-    for part in range(0, len(whole), max(1, len(whole) // 12)):
-        (restarted.root / name).write_bytes(whole[:part])
-        assert data_of(restarted)["name"] == "my-run"
-
-
-@pytest.mark.parametrize("value", ["x", -1, 1e400, None, [], {"a": 1}, True])
-def test_fields_of_wrong_types_break_nothing(restarted: Run, value: Any) -> None:
-    manifest = json.loads((restarted.root / "run.json").read_text())
-    event = {"time": 1.0, "event": "checkpoint", "attempt": 0, "name": "c"}
-    hang = {"time": 2.0, "event": "hang", "attempt": 0, "since": 1.0}
-    for name in manifest["attempts"][0]:
-        changed = [{**manifest["attempts"][0], name: value}, manifest["attempts"][1]]
-        restarted.write("run.json", {**manifest, "attempts": changed})
-        assert data_of(restarted)["curves"]
-    for name in ("started", "updated", "train_loop_config", "run_config", "argv", "name"):
-        restarted.write("run.json", {**manifest, name: value})
-        assert data_of(restarted)["curves"]
-    for name in ("time", "event", "step", "bytes", "seconds", "name", "since"):
-        lines = [json.dumps({**usual, name: value}) for usual in (event, hang)]
-        restarted.write("events.jsonl", "\n".join([*lines, ""]))
-        assert data_of(restarted)["curves"]
-    for kind in ("rank", "host", "summary", "traceback", "last_lines", "role"):
-        restarted.write("error.json", {"message": value, "where": value, "failures": [{kind: value}]})
-        assert data_of(restarted)["curves"]
-
-
-def test_damaged_and_foreign_lines_are_passed_over(run: Run) -> None:
-    run.manifest({"started": 0.0, "training": 1.0, "ended": 9.0})
-    run.report(1, 1, metrics={"loss": 1.0})
-    foreign = {"attempt": 0, "index": 2, "rank": 0, "metrics": {"loss": 2.0}, "time": 1_790_000_002.0, "new": 1}
-    with (run.root / "metrics.jsonl").open("a") as file:
-        file.write(f'{json.dumps(foreign)}\n{{"time":1,"attempt":0,"rank":0\nnonsense\n')
-    run.report(3, 3, metrics={"loss": 3.0})
-    with (run.root / "metrics.jsonl").open("a") as file:
-        file.write('{"time":1790000004.0,"attempt":0,"rank":0,"index":4,"metrics":{"loss":4')  # torn
-    data = data_of(run)
-    assert data["curves"][0]["y"] == [1, 2, 3]
-    assert data["notes"] == ["2 damaged lines of metrics.jsonl were skipped"]
-
-
 def test_no_run_and_a_page_that_cannot_be_written_are_errors(restarted: Run, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"is not a run directory: it has no run\.json"):
         write_page(tmp_path)
@@ -318,15 +237,6 @@ def test_pages_stay_small(run: Run) -> None:
 # -- automatic pages -------------------------------------------------------------------------------------------------
 
 
-def test_a_run_has_a_page_while_it_trains(run: Run) -> None:
-    run.manifest({"started": 0.0, "training": 10.0, "ended": None}, status="running")
-    run.report(40, 1, progress=[250, 1000])
-    with (run.root / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        verdict = data_of(run)["verdict"]
-    assert re.search(r"Running for \d+ d( \d+ h)? at step 250 of 1,000 \(25%\)", verdict)
-
-
 def test_a_run_on_remote_storage_has_a_page_on_request(restarted: Run, tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     memory.put(f"{restarted.root}/", "/bucket/my-run/", recursive=True)
@@ -349,24 +259,3 @@ def test_the_end_of_a_run_neither_fails_nor_waits_for_its_page(restarted: Run, t
         file.truncate(100 << 20)
     PageAtEnd(restarted.root).hear(ended)
     assert not (restarted.root / "page.html").exists()
-
-
-# -- looks -----------------------------------------------------------------------------------------------------------
-
-
-def luminance(colour: str) -> float:
-    parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_texts_have_enough_contrast(scheme: int) -> None:
-    """WCAG AA: 4.5 to 1."""
-    css = (OWN / "page.css").read_text()
-    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", re.findall(r":root \{([^}]*)\}", css)[scheme]))
-    pairs = [(ink, ground) for ink in ("ink", "soft", "link") for ground in ("ground", "raised")]
-    pairs += [(look, f"{look}-ground") for look in ("good", "bad", "warn", "live")] + [("ground", "link")]
-    for ink, ground in pairs:
-        dark, light = sorted((luminance(colours[ink]), luminance(colours[ground])))
-        assert (light + 0.05) / (dark + 0.05) >= 4.5, (ink, ground)

@@ -20,17 +20,6 @@ def test_a_plain_run_starts_trains_and_ends() -> None:
     assert parts_of(AttemptTimes(started=2, training=10, ended=98)) == {"training": 88, "starting": 12}
 
 
-def test_waits_are_no_training() -> None:
-    attempt = AttemptTimes(started=0, training=10, ended=100, data=20, checkpoint=5)
-    assert parts_of(attempt) == {"training": 65, "data": 20, "checkpoint": 5, "starting": 10}
-
-
-def test_waits_that_are_longer_than_the_training_are_cut_in_proportion() -> None:
-    """The last report may bring waits from before the attempt trained."""
-    attempt = AttemptTimes(started=0, training=70, ended=100, data=90, checkpoint=30)
-    assert parts_of(attempt) == {"data": 22.5, "checkpoint": 7.5, "starting": 70}
-
-
 def test_work_after_the_checkpoint_of_the_next_attempt_is_repeated() -> None:
     first = AttemptTimes(started=0, training=5, ended=40, kept_until=30)
     second = AttemptTimes(started=50, training=55, ended=100)
@@ -42,11 +31,6 @@ def test_a_hang_counts_as_such_even_if_its_work_was_repeated() -> None:
     second = AttemptTimes(started=50, training=50, ended=100)
     hangs = [(15, 18), (30, 50), (29, 40)]
     assert parts_of(first, second, hangs=hangs) == {"training": 67, "hung": 24, "repeated": 9}
-
-
-def test_what_never_trained_has_only_started() -> None:
-    assert parts_of(AttemptTimes(started=0, training=None, ended=30), ended=30) == {"starting": 30}
-    assert parts_of(ended=3.0) == {"starting": 3}
 
 
 times = st.floats(0, 1000)

@@ -20,28 +20,11 @@ class RunDirectory:
 
     paths: RunPaths
 
-    def attempts(self, *first_steps: int | None, status: str = "running") -> None:
-        """Write run.json. None: the ranks of that attempt are still starting."""
-        attempts = [
-            {
-                "attempt": n,
-                "started": 1.0,
-                "training": None if step is None else 2.0,
-                "ended": None,
-                "first_step": step or 0,
-            }
-            for n, step in enumerate(first_steps)
-        ]
-        text = {
-            "name": "run",
-            "status": status,
-            "started": 1.0,
-            "attempts": attempts,
-            "distrain": "0.1",
-            "run_id": "id",
-        }
+    def manifest(self) -> None:
+        attempt = {"attempt": 0, "started": 1.0, "training": 2.0, "ended": None, "first_step": 0}
+        text = {"name": "run", "status": "running", "started": 1.0, "attempts": [attempt], "distrain": "0.1"}
         config = {"train_loop_config": {"lr": 0.1}, "scaling_config": {"num_workers": 2, "hosts": None}}
-        self.paths.manifest.write_text(json.dumps({**text, **config}))
+        self.paths.manifest.write_text(json.dumps({**text, **config, "run_id": "id"}))
 
     def report(self, index: int, *, attempt: int = 0, rank: int = 0, **metrics: Any) -> None:
         line = {"time": 10.0 + index, "attempt": attempt, "rank": rank, "index": index, "metrics": metrics}
@@ -54,5 +37,5 @@ def run(tmp_path: Path) -> RunDirectory:
     paths = RunPaths(tmp_path / "run")
     paths.root.mkdir()
     directory = RunDirectory(paths)
-    directory.attempts(0)
+    directory.manifest()
     return directory

@@ -41,7 +41,6 @@ def test_the_environment_names_trackers_unless_the_config_does() -> None:
     ("text", "expected"),
     [
         ("wnadb", "--tracker: there is no tracker 'wnadb'; did you mean wandb?"),
-        ("csv", "--tracker: there is no tracker 'csv'; there are mlflow, tensorboard, wandb"),
         ("wandb:projct=x", "--tracker: wandb has no option 'projct'; did you mean project?"),
         ("tensorboard:zzz=x", "--tracker: tensorboard has no option 'zzz'; it has directory"),
         ("wandb:project", "--tracker: wandb: give project a value, project=..."),

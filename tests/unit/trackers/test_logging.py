@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from distrain.api.observer import AttemptBegan, Ended, Reported, RunBegan
 from distrain.decisions.run_status import RunStatus
 from distrain.storage.checkpoint import Checkpoint
-from distrain.trackers import Report, TrackedRun, Tracker, observer
+from distrain.trackers import Report, TrackedRun, Tracker
 from distrain.trackers.logging import TrackerLog
 from distrain.trackers.observer import TrackerObserver
 
@@ -116,18 +115,6 @@ def test_progress_is_the_step_if_it_is_a_whole_number_that_does_not_decrease(
     assert Recorder.service == steps
 
 
-def test_a_report_has_its_numbers_flattened(run: RunDirectory) -> None:
-    class Keeping(Recorder):
-        def log(self, report: Report) -> None:
-            kept.append(report)
-
-    kept: list[Report] = []
-    metrics = {"eval": {"acc": 1, "best": True}, "note": "text", "list": [1, 2], "huge": 10**400, "loss": math.nan}
-    report(start(run, Keeping()), 1, **metrics)
-    assert math.isnan(kept[0].metrics.pop("loss"))
-    assert kept == [Report(step=1, time=1.0, attempt=0, metrics={"eval/acc": 1.0, "eval/best": 1.0})]
-
-
 def test_after_a_crash_the_tracker_continues_and_gets_what_it_has_missed(run: RunDirectory) -> None:
     log = start(run)
     report(log, 1)
@@ -141,20 +128,6 @@ def test_after_a_crash_the_tracker_continues_and_gets_what_it_has_missed(run: Ru
     assert Recorder.service == [1, 2, 3]
     assert len({start.id for start in Recorder.starts}) == 1
     assert Recorder.starts[-1].state["starts"] == 3
-
-
-def test_a_tracker_that_is_new_to_a_run_gets_its_past(run: RunDirectory) -> None:
-    run.report(1, loss=1.0)
-    run.report(1, rank=1, loss=1.0)
-    run.attempts(0, 1)
-    run.report(1, attempt=1, loss=1.0)
-    run.attempts(0, 1, None)
-    run.report(1, attempt=2, loss=1.0)  # where this attempt has begun is not known yet
-    log = start(run)
-    report(log, 2)
-    report(log, 3)
-    log.flush()
-    assert Recorder.service == [1, 2, 3]
 
 
 def test_checkpoints_are_told_if_they_still_exist(run: RunDirectory) -> None:
@@ -193,16 +166,3 @@ def test_the_last_reports_that_were_left_out_come_from_the_files_at_the_end(run:
         slow.hear(fact)
     slow.hear(Ended("finished", "finished", 1.0, None, None, [], None, storage_works=True))
     assert (Recorder.service, Recorder.told) == ([1, 2], ["finished"])
-
-
-def test_trackers_start_one_after_the_other(run: RunDirectory) -> None:
-    """They import large packages, and two imports at a time have imported NumPy twice."""
-    root, held = run.paths.root, []
-
-    class Noting(Tracker):
-        def start(self, run: TrackedRun) -> None:
-            held.append(observer._starting.locked())
-
-    began = RunBegan("id", "run", str(root), root, in_process=False)
-    TrackerObserver(Noting(), began, RunStatus(str(root), started=0.0), root / "tracker.log").hear(began)
-    assert (held, observer._starting.locked()) == ([True], False)

@@ -55,10 +55,3 @@ def test_the_config_is_in_the_hparams(run: RunDirectory) -> None:
     hparams = metadata.parse_session_start_info_plugin_data(content).hparams
     assert hparams["lr"].number_value == 0.1
     assert hparams["scaling/num_workers"].number_value == 2
-
-
-def test_each_start_writes_a_file_of_the_same_run_of_tensorboard(run: RunDirectory) -> None:
-    for index in (1, 2, 3):
-        run.report(index, loss=float(index))
-        start(run).finish("failed")
-    assert scalars(run.paths.root / "tensorboard")["loss"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
