@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import mmap
 import re
 import shutil
@@ -15,7 +16,7 @@ import pytest
 
 import distrain
 from distrain.decisions.health import pace
-from tests.process.conftest import SSH_THAT_EXECUTES, Fit, make_fake_ssh
+from tests.process.conftest import GROUP_BYTES, SSH_THAT_EXECUTES, Fit, make_fake_ssh
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +67,27 @@ def test_a_rank_that_the_kernel_kills_says_how_much_it_used_and_how_that_grew(
     assert failure.max_rss_bytes >> 20 < used - 50, "the child counts"
     assert 350 < used < together <= 530
     assert 100 < grown <= used
+
+
+def test_a_child_that_the_kernel_has_killed_is_told_with_its_ranks_exception(
+    fit: Fit, memory_group: Path, tmp_path: Path
+) -> None:
+    """As with the workers of a DataLoader, also if the rank then has to be killed while it leaves."""
+
+    def train() -> None:
+        if distrain.get_context().get_world_rank() == 1:
+            atexit.register(time.sleep, 1000)
+            eat = "taken = []\nwhile True: taken.append(bytearray(b'x') * (4 << 20))"
+            raise RuntimeError(f"the child ended with {subprocess.run([sys.executable, '-c', eat]).returncode}")
+        distrain.collective.barrier()
+
+    ssh = make_fake_ssh(tmp_path, f"echo $$ > {memory_group}/cgroup.procs\n{SSH_THAT_EXECUTES}")
+    with pytest.raises(distrain.WorkerGroupError) as raised:
+        replace(fit, transport=ssh)(train)
+    text = str(raised.value)
+    assert text.startswith("rank 1 on ")
+    assert "RuntimeError: the child ended with -9 (meanwhile, the kernel killed a process for lack of memory" in text
+    assert f"of the {GROUP_BYTES >> 20} MiB that the cgroup " in text
 
 
 @shm

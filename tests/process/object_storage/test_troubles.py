@@ -133,7 +133,7 @@ def test_ctrl_c_ends_the_wait_for_a_silent_storage_and_leaves_no_process(
 
 @sampled
 def test_ctrl_c_in_the_wait_for_validations_ends_only_that(bucket: Bucket) -> None:
-    test_validation.interrupt_the_wait(1, bucket.url)
+    test_validation.interrupt_the_wait(bucket.url)
     assert json.loads(bucket.read("run", "run.json"))["status"] == "finished"
     for number in range(2):
         manifest = json.loads(bucket.read("run", f"checkpoint_{number:06d}/.manifest.json"))
