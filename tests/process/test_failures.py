@@ -448,3 +448,29 @@ def test_a_return_value_that_cannot_be_pickled_is_left_out(
     warnings = [line for line in capfd.readouterr().err.splitlines() if "Result.return_value is None" in line]
     assert len(warnings) == 1
     assert "return_value.state['lock'] (_thread.lock) cannot be pickled: TypeError: " in warnings[0]
+
+
+def test_children_of_a_worker_end_by_sigterm_as_anywhere_else(fit: Fit) -> None:
+    """They get neither our handler nor lose one that train_func has set for them."""
+
+    def wait_for_the_end(ready: Any) -> None:
+        ready.send(True)
+        while True:
+            time.sleep(0.01)  # pause() would miss a signal that comes just before it
+
+    def exit_code_after_sigterm() -> int:
+        here, there = multiprocessing.Pipe()
+        child = multiprocessing.get_context("fork").Process(target=wait_for_the_end, args=(there,))
+        child.start()
+        here.recv()  # CPython drops a signal that comes right after the fork
+        child.terminate()
+        child.join()
+        assert child.exitcode is not None
+        return child.exitcode
+
+    def train() -> tuple[int, int]:
+        plain = exit_code_after_sigterm()
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(9))
+        return plain, exit_code_after_sigterm()
+
+    assert fit(train, workers=1).return_value == (-signal.SIGTERM, 9)
