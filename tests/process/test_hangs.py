@@ -23,6 +23,7 @@ from distrain import FailureConfig, HangError, Result, WorkerGroupError
 from distrain.coordinator import requests
 from distrain.errors import StorageError
 from distrain.storage.paths import RunPaths
+from distrain.storage.records import read_events
 from tests.conftest import wait_until
 
 if TYPE_CHECKING:
@@ -81,6 +82,22 @@ def test_a_hang_is_shown_then_ended_and_retried(fit: Fit, tmp_path: Path, capsys
     first, second = json.loads(Path(result.path, "run.json").read_text())["attempts"]
     assert first["failure"].startswith("no rank has made progress for 2 s")
     assert second["failure"] is None
+
+
+def test_without_workers_the_place_is_shown_too(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    def train() -> str:
+        time.sleep(1.5)
+        distrain.report({})
+        return "trained"
+
+    result = fit(train, workers=0, failure_config=FailureConfig(hang_report_s=0.5))
+    assert result.return_value == "trained"
+    shown = capsys.readouterr().err
+    assert "no rank has reported or printed anything for 0.5 s" in shown
+    assert "rank 0 in train at test_hangs.py:" in shown
+    *_, hang = read_events(RunPaths(Path(result.path)).events)
+    assert hang["event"] == "hang"
+    assert 1.0 < hang["time"] - hang["since"] < 10
 
 
 # -- on demand, and after a failure ----------------------------------------------------------------------------------

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
-import pytest
 
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.storage.checkpoint import Checkpoint
@@ -57,43 +55,30 @@ for rank, (name, agent) in enumerate(agents.items()):
     while b"FilesCopied" not in seen:
         seen += os.read(agent.stdout.fileno(), 65536)
 print("ready", flush=True)
-sys.stdin.readline()
-if sys.argv[2] == "closes":
-    for agent in agents.values():
-        agent.stdin.write(wire.encode(wire.Close()))
-        agent.stdin.close()
 time.sleep(30)
 """
 
 
-@pytest.mark.parametrize("what", ["closes", "is killed", "is killed with host a"])
-def test_agents_without_a_coordinator(tmp_path: Path, what: str) -> None:
-    command = [sys.executable, "-c", COORDINATOR, str(tmp_path), what]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as child:
-        assert child.stdin is not None
+def test_agents_without_a_coordinator_store_a_checkpoint_also_if_one_of_them_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", COORDINATOR, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         twins = [Path("/dev/shm", folder.name) for folder in tmp_path.glob("[ab]/distrain-run-*")]
         assert len(twins) == 2
-        hosts = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
-        if what == "is killed with host a":
-            for process in hosts[1:]:
-                if process.environ()["DISTRAIN_RUN_IDS"].endswith("run-a"):
-                    process.send_signal(signal.SIGKILL)
-        if what == "closes":
-            child.stdin.write(b"go\n")
-        else:
-            child.kill()
-        wait_until(lambda: not any(is_alive(one) for one in hosts[1:]), 15.0)
+        hosts = psutil.Process(child.pid).children(recursive=True)
+        for process in hosts:
+            if process.environ()["DISTRAIN_RUN_IDS"].endswith("run-a"):
+                process.send_signal(signal.SIGKILL)
         child.kill()
+        wait_until(lambda: not any(is_alive(one) for one in hosts), 15.0)
     left = [twin for twin in twins if twin.exists()]
-    assert len(left) <= (what == "is killed with host a")  # another run on this machine may have removed it
+    assert len(left) <= 1  # another run on this machine may have removed it
     scratch.remove_abandoned()
     assert not any(twin.exists() for twin in left)
     store = LocalStore(tmp_path / "run")
     verify_now(store)
-    assert [saved.path.name for saved in store.committed] == ([] if what == "closes" else ["checkpoint_000007"])
-    if what != "closes":
-        assert Path(Checkpoint(store.committed[0].path).path, "part1").read_bytes() == b"\1" * (8 << 20)
+    [saved] = store.committed
+    assert saved.path.name == "checkpoint_000007"
+    assert Path(Checkpoint(saved.path).path, "part1").read_bytes() == b"\1" * (8 << 20)
     store.close()
-    assert os.path.exists(tmp_path / "run")

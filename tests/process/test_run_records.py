@@ -101,26 +101,18 @@ def test_the_time_in_which_a_checkpoint_blocks_a_rank_comes_with_its_next_report
     assert 0.001 < second["waits"]["checkpoint"] < 10
 
 
-@sampled
-def test_a_hang_is_recorded_with_its_end(fit: Fit) -> None:
-    def train() -> None:
-        time.sleep(1.5)
-        distrain.report({})
+def test_bad_progress_is_refused(fit: Fit) -> None:
+    def train() -> list[str]:
+        said = []
+        for progress in (5, (1,), (1, 2, 3), "12", (2, 1), (-1, 3), (1, float("inf")), (float("nan"), 2)):
+            with pytest.raises((TypeError, ValueError), match=r"progress must be the step and the number") as info:
+                distrain.report({}, progress=progress)  # type: ignore[arg-type]
+            said.append(f"{progress!r}: {info.value}")
+        return said
 
-    run = Path(fit(train, workers=1, failure_config=FailureConfig(hang_report_s=0.5)).path)
-    *_, hang = read_events(run / "events.jsonl")  # on a slow machine the start may be one, too
-    assert hang["event"] == "hang"
-    assert 1.0 < hang["time"] - hang["since"] < 10
-
-
-@pytest.mark.parametrize("progress", [5, (1,), (1, 2, 3), "12", (2, 1), (-1, 3), (1, float("inf")), (float("nan"), 2)])
-def test_bad_progress_is_refused(fit: Fit, progress: Any) -> None:
-    def train() -> str:
-        with pytest.raises((TypeError, ValueError), match=r"progress must be the step and the number of steps") as info:
-            distrain.report({}, progress=progress)
-        return str(info.value)
-
-    assert repr(progress) in str(fit(train, workers=0).return_value)
+    for said in fit(train, workers=0).return_value:
+        progress, _, text = said.partition(": ")
+        assert progress in text
 
 
 @sampled
