@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import tempfile
 import time
 from pathlib import Path
@@ -77,32 +75,6 @@ def test_of_the_same_file_the_lowest_ranks_is_kept(any_fit: Fit, capsys: pytest.
 
 
 # -- when a checkpoint is safe ---------------------------------------------------------------------------------------
-
-
-def test_a_rank_that_dies_before_its_first_report_leaves_no_incomplete_checkpoint(
-    any_fit: Fit, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def train() -> int:
-        rank, checkpoint = distrain.get_context().get_world_rank(), distrain.get_checkpoint()
-        first = not (place / "died").exists()
-        if first and rank == 1:
-            while not (place / "saved").exists():
-                time.sleep(0.001)
-            (place / "died").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        for step in range(3):
-            save(f"shard-{rank}", f"{step}")
-        (place / "saved").touch()
-        while first:
-            time.sleep(0.001)
-        return 0 if checkpoint is None else len(os.listdir(checkpoint.path))
-
-    place = tmp_path
-    result = any_fit(train, failure_config=FailureConfig(max_failures=1))
-    assert result.return_value == 0
-    assert [sorted(files_of(checkpoint)) for checkpoint, _ in result.best_checkpoints] == [["shard-0", "shard-1"]] * 3
-    said = "the checkpoints of reports 1 to 3 are dropped: the attempt ended before rank 1 made that report"
-    assert said in " ".join(capfd.readouterr().err.split())
 
 
 def test_no_restart_begins_with_a_checkpoint_that_lacks_the_files_of_a_slow_rank(

@@ -9,8 +9,6 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
-import re
-import resource
 import signal
 import sys
 import threading
@@ -18,7 +16,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 import distrain
@@ -287,12 +284,6 @@ def raise_with_an_alarm_to_come() -> None:
     raise Slow
 
 
-def return_with_alarms_to_come() -> str:
-    signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.001)
-    return "done"
-
-
 def ring(number: int, frame: object) -> None:
     raise RuntimeError("alarm")
 
@@ -302,65 +293,6 @@ def test_a_signal_handler_that_raises_too_late_does_not_hide_the_failure(any_fit
     text = str(failure(any_fit, raise_with_an_alarm_to_come))
     assert "Slow: slow text" in text
     assert "alarm" not in text.replace("raise_with_an_alarm_to_come", "")
-
-
-def test_a_signal_handler_that_raises_too_late_does_not_spoil_a_success(
-    any_fit: Fit, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert any_fit(return_with_alarms_to_come).return_value == "done"
-    assert "could not be started" not in capfd.readouterr().err
-
-
-def test_the_stacks_of_a_rank_stuck_in_c_are_kept(any_fit: Fit, tmp_path: Path) -> None:
-    def hold_the_gil() -> None:
-        lock, library = ctypes.create_string_buffer(64), ctypes.PyDLL(None)  # which does not release the GIL
-        library.pthread_mutex_lock(lock)
-        (place / "stuck").write_text(str(os.getpid()))
-        library.pthread_mutex_lock(lock)  # waits for itself
-
-    def train() -> None:
-        if distrain.get_context().get_world_rank() == 1:
-            hold_the_gil()
-        while not is_stuck():
-            time.sleep(0.001)
-        raise ValueError("the other one")
-
-    def is_stuck() -> bool:
-        file = place / "stuck"
-        pid = file.exists() and file.read_text()
-        return bool(pid) and psutil.Process(int(pid)).status() == psutil.STATUS_SLEEPING
-
-    place = tmp_path
-    error = failure(any_fit, train)
-    assert error.result is not None
-    stacks = Path(error.result.path, "evidence", "attempt_0", "stacks", "rank_1.txt").read_text()
-    assert "in hold_the_gil" in stacks
-    assert "in train" in stacks
-
-
-def test_an_abort_by_nccls_watchdog_is_a_consequence_of_the_rank_that_others_waited_for(
-    fit: Fit, tmp_path: Path
-) -> None:
-    def train() -> None:
-        if distrain.get_context().get_world_rank() == 1:
-            (tmp_path / "late").touch()
-            time.sleep(60)
-        while not (tmp_path / "late").exists():
-            time.sleep(0.01)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        os.write(2, f"[rank0]:[E1122 ProcessGroupNCCL.cpp:632] [Rank 0] {caught}\n".encode())
-        os.write(2, b"frame #0: c10d::Work::wait() + 0x7\n" * 20)
-        os.abort()
-
-    caught = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600044 ms"
-    error = failure(fit, train)
-    assert [(found.rank, found.role) for found in error.failures] == [(0, "victim")]
-    screen = str(error)
-    assert "the cause may lie with rank 1" in screen
-    assert "killed by SIGABRT (6) during training, not by distrain" in screen
-    assert caught in screen
-    assert re.search(r"rank 1 was stopped by distrain, in \w+ at test_failures.py:\d+", screen)
-    assert "frame #0" not in screen
 
 
 # -- ends that are no failures ---------------------------------------------------------------------------------------

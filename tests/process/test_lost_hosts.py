@@ -113,13 +113,6 @@ def kill_the_agent() -> None:
     time.sleep(1000)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 def is_last() -> bool:
     context = distrain.get_context()
     return context.get_world_rank() == context.get_world_size() - 1
@@ -134,12 +127,6 @@ def lose_the_last_host_once(config: dict[str, Any]) -> int:
     return count
 
 
-def lose_the_last_host_for_a_while(config: dict[str, Any]) -> int:
-    if distrain.get_checkpoint() is None and is_last():
-        Path(config["place"], f"down-{os.environ['FAKE_HOST']}").touch()
-    return lose_the_last_host_once(config)
-
-
 # -- the host that is back -------------------------------------------------------------------------------------------
 
 
@@ -152,42 +139,6 @@ def test_a_host_whose_agent_was_killed_is_back_at_once(hosts: Hosts, capfd: pyte
     assert "distrain: ranks 2, 3 on two were lost: distrain's process there has ended" in said
     assert "distrain: trying to reach two again\n" in said
     assert "distrain: restart 1 of 3, from " in said
-
-
-def test_what_the_lost_agent_has_left_ends_before_the_next_attempt(hosts: Hosts) -> None:
-    """The agent and the forkserver are dead and cannot kill the daemon."""
-
-    def train(config: dict[str, Any]) -> list[bool]:
-        pids = Path(config["place"], f"daemon-{distrain.get_context().get_world_rank()}")
-        if begin() == 0:
-            if os.fork() == 0:
-                os.setsid()
-                pids.write_text(str(os.getpid()))
-                os.execv("/bin/sleep", ["sleep", "1000"])
-            while not pids.exists() or not pids.read_text():
-                time.sleep(0.01)
-            distrain.collective.barrier()
-            if is_last():
-                forkserver, agent = psutil.Process().parents()[:2]
-                for process in (agent, forkserver):
-                    os.kill(process.pid, signal.SIGSTOP)
-                for process in (agent, forkserver):
-                    os.kill(process.pid, signal.SIGKILL)
-            time.sleep(1000)
-        everybody = [Path(config["place"], f"daemon-{rank}") for rank in range(2)]
-        return [is_alive(int(path.read_text())) for path in everybody]
-
-    result = hosts(train, workers=2, one=1, two=1)
-    assert result.return_value == [False, False]
-
-
-def test_a_host_that_is_down_is_waited_for(hosts: Hosts) -> None:
-    down, tried = hosts.place / "down-two", hosts.place / "tried-two"
-    failures = FailureConfig(max_failures=1, host_wait_s=60.0)
-    with subprocess.Popen(["sh", "-c", f"until [ -e '{tried}' ]; do sleep 0.01; done; rm '{down}'"]):
-        result = hosts(lose_the_last_host_for_a_while, workers=2, one=1, two=1, failures=failures)
-    assert result.return_value == 1
-    assert hosts.placed() == [["one", "two"]] * 2
 
 
 # -- without it ------------------------------------------------------------------------------------------------------

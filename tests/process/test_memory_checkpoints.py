@@ -38,7 +38,7 @@ SLOW = ("--slow-storage-s=1", "--pause-s=0.4")
     [
         ("flip", 2, ()),
         ("all", 1, ()),
-        ("copies", 2, ()),
+        pytest.param("copies", 2, (), marks=pytest.mark.slow),
         pytest.param("all", 2, ("--hosts", *SLOW), marks=pytest.mark.slow),
     ],
 )

@@ -8,22 +8,16 @@ import os
 import re
 import signal
 import statistics
-import subprocess
-import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
 import distrain
-from distrain import Result, WorkerGroupError, wire
-from tests.conftest import wait_until
+from distrain import Result, WorkerGroupError
 from tests.process.conftest import Fit, records, reported
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MANY = 10_000
 
@@ -66,40 +60,6 @@ def test_a_report_costs_the_loop_little(fit: Fit) -> None:
         return statistics.median(costs)
 
     assert fit(train).return_value < 300e-6  # the aim is 100 µs; a shared machine needs some room
-
-
-def test_few_reports_are_lost_with_the_coordinator(tmp_path: Path, storage: Path) -> None:
-    """It is stopped before it is killed, which leaves the worker the time to make more."""
-    made, script = tmp_path / "made", tmp_path / "script.py"
-    script.write_text(
-        f"""
-import os
-import distrain
-
-def train():
-    made = os.open({str(made)!r}, os.O_WRONLY | os.O_CREAT)
-    for step in range(1_000_000):
-        distrain.report({{"step": step}})
-        os.pwrite(made, str(step + 1).encode(), 0)
-
-run = distrain.RunConfig(storage_path={str(storage)!r}, name="run")
-distrain.DataParallelTrainer(train, scaling_config=distrain.ScalingConfig(num_workers=1), run_config=run).fit()
-"""
-    )
-    user = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: made.exists() and int(made.read_text() or 0) > 1000, what="the first reports")
-        user.send_signal(signal.SIGSTOP)
-        before = None
-        while (now := made.read_text()) != before:
-            before = now
-            time.sleep(0.2)
-    finally:
-        user.kill()
-        user.wait()
-    kept = len(reported(storage / "run"))
-    assert kept > 0
-    assert int(made.read_text()) - kept <= wire.MOST_UNACKNOWLEDGED
 
 
 GOOD: list[tuple[Any, Any]] = [

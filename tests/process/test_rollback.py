@@ -6,9 +6,7 @@ import math
 import os
 import random
 import signal
-import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -28,8 +26,11 @@ from distrain import (
     report,
 )
 from distrain.storage.lines import read_events
-from distrain.storage.paths import RunPaths, read_manifest
+from distrain.storage.paths import RunPaths
 from distrain.torch import TorchTrainer, prepare_data_loader
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GLOBAL_BATCH, EVERY, EPOCHS = 6, 4, 2
 STEPS = 16
@@ -130,14 +131,11 @@ def test_the_losses_are_those_of_data_without_the_bad_rows(storage: Path, data: 
     gone = range(first * GLOBAL_BATCH, (bad + 1) * GLOBAL_BATCH)
     left = STEPS - len(gone) // GLOBAL_BATCH
     end = dice.randint(first + 1, left)  # before the next checkpoint, or after it
-    for name, rows, poison, ends in (
-        ("with", [*range(ROWS)], [(0, dice.choice(gone[-GLOBAL_BATCH:]))], {1: end}),
-        ("without", [row for row in range(ROWS) if row not in gone], [], {0: end}),
-    ):
-        settings = {"data": data, "rows": rows, "poison": poison, "epochs": 1}
-        with pytest.raises(WorkerGroupError, match="SIGKILL"):
-            fit(storage / name, 1, ends=ends, **settings)
-        fit(storage / name, 3, **settings)
+    poison, ends = [(0, dice.choice(gone[-GLOBAL_BATCH:]))], {1: end}
+    with pytest.raises(WorkerGroupError, match="SIGKILL"):
+        fit(storage / "with", 1, data=data, epochs=1, poison=poison, ends=ends)
+    fit(storage / "with", 3, data=data, epochs=1, poison=poison)
+    fit(storage / "without", 1, data=data, epochs=1, rows=[row for row in range(ROWS) if row not in gone])
     seen = [seen_by(storage / name / "run") for name in ("with", "without")]
     assert len(seen[0]) == left
     assert seen[0] == seen[1], "the same rows in each step, and losses that are equal to the last bit"
@@ -178,35 +176,3 @@ def test_a_metric_that_is_not_finite_rolls_back(storage: Path, workers: int) -> 
     assert [(epoch, rows) for epoch, rows, _ in seen_by(storage / "run")] == all_but(range(STEPS, STEPS + 4))
     [event] = rollbacks(storage / "run")
     assert (event["why"], event["reports"]) == ("train/loss is nan", STEPS + 4)
-
-
-def waiting(config: dict[str, Any]) -> float | None:
-    """Rank 1 rolls back while rank 0 waits for it in a collective. Return the seconds until the next step is done."""
-    context = get_context()
-    if context.attempt == 0:
-        report({"step": 1}, Checkpoint.from_dict({"step": 1}))
-        if context.get_world_rank() == 1:
-            time.sleep(0.3)
-            Path(config["file"]).write_text(str(time.time()))
-            raise distrain.Rollback("no data at all", skip_batch=True)
-    torch.distributed.all_reduce(torch.ones(1))
-    return time.time() - float(Path(config["file"]).read_text())
-
-
-def test_a_rank_that_waits_in_a_collective_is_not_blamed(
-    storage: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    result = TorchTrainer(
-        waiting,
-        train_loop_config={"file": str(tmp_path / "raised")},
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(name="run", storage_path=storage),
-    ).fit()
-    assert result.return_value is not None
-    assert result.return_value < 10
-    error = capfd.readouterr().err
-    text = "rank 1 asked to roll back after report 1 (no data at all)"
-    assert f"{text}; back to checkpoint_000000; no rows are left out, as distrain knows no position in them" in error
-    assert "failed" not in error
-    manifest = read_manifest(storage / "run")
-    assert [attempt["failure"] for attempt in manifest["attempts"]] == [text, None]

@@ -15,8 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import distrain
 from distrain import Checkpoint, FailureConfig, WorkerGroupError
-from distrain.collective import broadcast_from_rank_zero
-from distrain.decisions.health import pace
 from distrain.page import write_page
 from distrain.storage.records import committed_at, read_events, read_metrics
 from distrain.torch import prepare_data_loader
@@ -134,30 +132,3 @@ def test_a_failed_run_has_a_page_until_it_is_continued(fit: Fit) -> None:
     text = write_page(page.parent).read_text()
     assert "Finished after" in text
     assert "checkpoint_000001" in text
-
-
-@sampled
-def test_a_rank_for_which_the_others_wait_in_collectives_is_named(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(pace, "VITALS_S", 0.8)
-
-    def load_batch() -> None:
-        time.sleep(0.1)
-
-    def train() -> None:
-        events = Path(distrain.get_context().get_trial_dir(), "events.jsonl")
-        rank, is_named = distrain.get_context().get_world_rank(), False
-        for step in range(1000):
-            if rank == 1:
-                load_batch()
-            distrain.report({}, progress=(step, 1000))
-            is_named = broadcast_from_rank_zero("slow" in events.read_text() if events.exists() else False)
-            if is_named:
-                return
-
-    run = Path(fit(train, workers=3).path)
-    [event] = [event for event in read_events(run / "events.jsonl") if event["event"] == "slow"]
-    assert (event["rank"], event["between"]) == (1, "collectives")
-    assert event["place"].startswith("load_batch (test_run_records.py:")
-    assert "rank 1 slows the run down" in capsys.readouterr().err

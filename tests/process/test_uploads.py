@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import tempfile
 import threading
 import time
@@ -85,8 +84,6 @@ def report_a_shared_directory(config: dict[str, Any]) -> None:
     distrain.collective.barrier()
     while rank() == 1 and not first_is_done.exists():
         time.sleep(0.001)
-    if rank() == 1 and config.get("spoiled"):
-        Path(shared, "spoiled").symlink_to("nowhere")
     distrain.report(
         {}, Checkpoint(shared), checkpoint_upload_mode=config["mode"], delete_local_checkpoint_after_upload=True
     )
@@ -103,38 +100,6 @@ def test_a_directory_that_ranks_share_is_deleted_when_all_have_stored_it(
     assert all(path.stat().st_nlink == 1 for path in Path(result.checkpoint.path).iterdir())  # type: ignore[union-attr]
     assert not shared.exists()
     assert_no_half_checkpoint(any_fit.storage)
-
-
-def test_an_exception_in_report_costs_only_that_checkpoint(fit: Fit, tmp_path: Path) -> None:
-    """Of an alarm, say, while the rank waits for the others."""
-
-    def interrupted_once() -> int:
-        def alarm(number: int, frame: object) -> None:
-            raise TimeoutError("by an alarm")
-
-        rank = distrain.get_context().get_world_rank()
-        signal.signal(signal.SIGALRM, alarm)
-        for number in range(3):
-            folder = Path(tempfile.mkdtemp(dir=tmp_path))
-            (folder / f"shard-{rank}").write_text(str(number))
-            checkpoint = Checkpoint(folder)
-            if number == 0 and rank == 0:
-                while not (tmp_path / "raised").exists():
-                    time.sleep(0.01)
-            if number == 0 and rank == 1:
-                signal.setitimer(signal.ITIMER_REAL, 0.2)
-            try:
-                distrain.report({"number": number}, checkpoint, delete_local_checkpoint_after_upload=True)
-            except TimeoutError:
-                assert (rank, number) == (1, 0)
-                (tmp_path / "raised").touch()
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        return len(distrain.get_all_reported_checkpoints(timeout_s=30.0))
-
-    result = fit(interrupted_once)
-    assert result.return_value == 2
-    texts = [Path(checkpoint.path, "shard-1").read_text() for checkpoint, _ in result.best_checkpoints]
-    assert texts == ["1", "2"]
 
 
 # -- ASYNC -----------------------------------------------------------------------------------------------------------
@@ -253,40 +218,6 @@ def test_no_upload_makes_a_checkpoint_of_what_is_there(any_fit: Fit) -> None:
     manifest = json.loads(Path(result.path, "epoch-1", ".manifest.json").read_text())
     assert manifest["files"].keys() == {"parts/0.txt", "parts/1.txt"}
     assert_no_half_checkpoint(any_fit.storage)
-
-
-def in_place_slowly(config: dict[str, Any]) -> None:
-    """Rank 0 is done when rank 1 has written half of its file."""
-    folder = in_place("epoch-1")
-    folder.mkdir(exist_ok=True)
-    distrain.collective.barrier()
-    if rank() == 1:
-        Path(folder, "1.txt").write_text("half")
-    distrain.collective.barrier()
-    if rank() == 0:
-        Path(folder, "0.txt").write_text("whole")
-        config["report"](folder)
-    distrain.collective.barrier()
-    if rank() == 1:
-        Path(folder, "1.txt").write_text("half and the other half")
-        config["report"](folder)
-
-
-def report_in_place(folder: Path) -> None:
-    distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=NO_UPLOAD)
-
-
-def report_by_a_function(folder: Path) -> None:
-    checkpoint = Checkpoint(folder_with("x"))
-    distrain.report({}, checkpoint, checkpoint_upload_fn=lambda checkpoint, name: Checkpoint(folder))
-
-
-@pytest.mark.parametrize("way", [report_in_place, report_by_a_function])
-def test_files_in_place_are_looked_at_when_all_ranks_are_done(any_fit: Fit, way: Callable[[Path], None]) -> None:
-    result = any_fit(in_place_slowly, {"report": way})
-    assert files_of(result.checkpoint) == {"0.txt": "whole", "1.txt": "half and the other half"}
-    manifest = json.loads(Path(result.path, "epoch-1", ".manifest.json").read_text())
-    assert {name: fact["size"] for name, fact in manifest["files"].items()} == {"0.txt": 5, "1.txt": 23}
 
 
 def test_an_upload_function_stores_by_itself(any_fit: Fit) -> None:
