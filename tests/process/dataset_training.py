@@ -24,7 +24,7 @@ from distrain import data
 from distrain.torch import TorchTrainer, prepare_data_loader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 ROWS = 203
 EPOCHS = 2
@@ -36,27 +36,6 @@ class Items(torch.utils.data.Dataset[dict[str, int]]):
 
     def __getitem__(self, place: int) -> dict[str, int]:
         return {"id": place}
-
-
-class Stream(torch.utils.data.IterableDataset[dict[str, int]]):
-    def __init__(self) -> None:
-        self.next = 0
-
-    def __iter__(self) -> Iterator[dict[str, int]]:
-        while self.next < ROWS:
-            self.next += 1
-            yield {"id": self.next - 1}
-        self.next = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"next": self.next}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.next = state["next"]
-
-
-def generate() -> Iterator[dict[str, int]]:
-    yield from ({"id": place} for place in range(ROWS))
 
 
 def parquet(storage: Path) -> data.Dataset:
@@ -75,8 +54,6 @@ def parquet(storage: Path) -> data.Dataset:
 SOURCES = {
     "parquet": parquet,
     "items": lambda _: Items(),
-    "stream": lambda _: Stream(),
-    "generator": lambda _: generate,
     "loader": lambda _: [],
 }
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -110,35 +109,6 @@ def test_a_run_from_the_checkpoint_of_another_one_may_begin_with_epoch_0(storage
     assert first.checkpoint is not None
     assert fit(resume=False, start=first.checkpoint).return_value == 1
     assert [len(fit(resume, first.checkpoint).best_checkpoints) for resume in (True, False)] == [0, 6]
-
-
-def validate_in_each_epoch(config: dict[str, Any]) -> list[Any]:
-    """The rows of each loop, by epoch. A checkpoint is reported after the first batch of the first validation."""
-    train, valid = get_dataset_shard("train"), get_dataset_shard("valid")
-    loops: list[Any] = []
-    for epoch in range(train.epoch, 2):
-        loops.append([epoch, [row["id"] for row in train.iter_rows()], []])
-        for batch in valid.iter_batches(batch_size=2):
-            loops[-1][2] += batch["id"].tolist()
-            if config["fails"]:
-                distrain.report({}, Checkpoint.from_dict({"epoch": epoch}))
-                raise RuntimeError("in the validation")
-    return loops
-
-
-def test_a_validation_goes_on_in_its_epoch(storage: Path) -> None:
-    def fit(fails: bool) -> Result:
-        return DataParallelTrainer(
-            validate_in_each_epoch,
-            train_loop_config={"fails": fails},
-            datasets={"train": {"id": range(3)}, "valid": {"id": range(4)}},
-            scaling_config=ScalingConfig(num_workers=0),
-            run_config=RunConfig(name="run", storage_path=storage),
-        ).fit()
-
-    with pytest.raises(WorkerGroupError, match="in the validation"):
-        fit(True)
-    assert fit(False).return_value == [[0, [], [2, 3]], [1, [0, 1, 2], [0, 1, 2, 3]]]
 
 
 def test_a_trainer_without_datasets_says_so(storage: Path) -> None:

@@ -50,15 +50,6 @@ def test_a_script_shows_the_screen_of_the_command_line(tmp_path: Path, workers: 
     assert done.returncode == 1
 
 
-def test_notes_of_the_user_are_shown(tmp_path: Path) -> None:
-    done = ran(
-        tmp_path,
-        "try:\n    fit()\nexcept DistrainError as error:\n    error.__notes__ = ['of trial 7']\n    raise\n",
-    )
-    assert SCREEN in done.stderr
-    assert done.stderr.endswith("\nof trial 7\n")
-
-
 def test_ctrl_c_shows_no_frames(tmp_path: Path) -> None:
     done = ran(tmp_path, "fit('import signal; signal.raise_signal(signal.SIGINT)')\n")
     assert "distrain: stopped by Ctrl-C" in done.stderr

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import distrain
-from distrain import FailureConfig, HangError
+from distrain import FailureConfig
 from distrain.decisions import run_machine
 from distrain.system import process
 from distrain.torch import TorchConfig
@@ -32,7 +32,7 @@ SHARED = Path("/dev/shm")
 
 
 def share(config: dict[str, Any]) -> None:
-    """Leave shared memory of two kinds behind; rank 1 is killed in the first attempt and raises in the second."""
+    """Leave shared memory of two kinds behind; rank 1 is killed in the first attempt."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -48,9 +48,7 @@ def share(config: dict[str, Any]) -> None:
     distrain.collective.barrier()
     if context.get_world_rank() == 1 and attempt == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    if context.get_world_rank() == 1 and attempt == 1:
-        raise RuntimeError("boom")
-    if attempt < 2:
+    if attempt == 0:
         time.sleep(600)
     del block, kept
 
@@ -59,9 +57,9 @@ def test_no_shared_memory_is_left_by_failures_restarts_and_the_end(fit: Fit, tmp
     name, place = f"distrain-{uuid.uuid4().hex}", tmp_path / "pids"
     place.mkdir()
     run = replace(fit, backend=TorchConfig(backend="gloo"))
-    result = run(share, {"name": name, "place": str(place)}, failure_config=FailureConfig(max_failures=2))
+    result = run(share, {"name": name, "place": str(place)}, failure_config=FailureConfig(max_failures=1))
     assert result.error is None
-    assert len(list(place.iterdir())) == 6
+    assert len(list(place.iterdir())) == 4
     pids = {pid for path in place.iterdir() for pid in path.read_text().split()}
 
     def left() -> list[str]:
@@ -69,23 +67,6 @@ def test_no_shared_memory_is_left_by_failures_restarts_and_the_end(fit: Fit, tmp
         return [each for each in named if name in each or each.startswith(tuple(f"torch_{pid}_" for pid in pids))]
 
     wait_until(lambda: not left(), timeout_s=4 * process.TRACKERS_S, what="an empty /dev/shm")
-
-
-# -- a rank that became another program ------------------------------------------------------------------------------
-
-
-def become_another(config: dict[str, Any]) -> None:
-    distrain.collective.barrier()
-    if distrain.get_context().get_world_rank() == 1:
-        os.execv(config["argv"][0], config["argv"])
-    time.sleep(600)
-
-
-def test_a_request_for_stacks_does_not_kill_a_rank_that_became_another_program(fit: Fit) -> None:
-    """It has no handler for the signal."""
-    with pytest.raises(HangError) as raised:
-        fit(become_another, {"argv": ["/bin/sleep", "1234"]}, failure_config=FailureConfig(hang_timeout_s=5.0))
-    assert "rank 1 did not answer: " in str(raised.value)
 
 
 # -- a rank whose process cannot be started --------------------------------------------------------------------------

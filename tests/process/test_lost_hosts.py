@@ -26,15 +26,11 @@ import distrain
 from distrain import (
     BackendConfig,
     Checkpoint,
-    CheckpointUploadMode,
-    CollectiveError,
-    ControllerError,
     FailureConfig,
     Result,
     RunConfig,
     ScalingConfig,
 )
-from distrain.coordinator.connection import resting_agents
 from distrain.coordinator.connection.transport import CommandTransport
 from distrain.coordinator.fit import run_work
 from distrain.decisions.health import pace
@@ -42,8 +38,7 @@ from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import HostSpec
 from distrain.storage.host_records import read_records
 from distrain.worker.job.job import FunctionWork
-from tests.conftest import run_members, wait_until
-from tests.process.conftest import Fit, make_fake_ssh, records, when_shown
+from tests.process.conftest import make_fake_ssh, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,13 +113,6 @@ def kill_the_agent() -> None:
     time.sleep(1000)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 def is_last() -> bool:
     context = distrain.get_context()
     return context.get_world_rank() == context.get_world_size() - 1
@@ -139,108 +127,7 @@ def lose_the_last_host_once(config: dict[str, Any]) -> int:
     return count
 
 
-def lose_the_last_host_for_good(config: dict[str, Any]) -> int:
-    if distrain.get_checkpoint() is None and is_last():
-        Path(config["place"], f"down-{os.environ['FAKE_HOST']}").touch()
-    return lose_the_last_host_once(config)
-
-
-def outlive_the_host_of_the_last_rank(config: dict[str, Any]) -> int:
-    """Kill the agent of the last rank after that rank has returned; the first rank continues."""
-    count = begin()
-    file = Path(config["place"], "agent")
-    if is_last():
-        file.write_text(f"{psutil.Process().parents()[1].pid} {os.getpid()}")
-    distrain.collective.barrier()
-    if is_last():
-        return count
-    agent, worker = map(int, file.read_text().split())
-    wait_until(lambda: not psutil.pid_exists(worker), what="the end of the other rank")
-    with pytest.raises(CollectiveError, match="finished"):  # the coordinator knows of it
-        distrain.collective.barrier()
-    os.kill(agent, signal.SIGKILL)
-    wait_until(Path(config["place"], "not missed").exists, what="the loss of its host")
-    distrain.report({"host": os.environ["FAKE_HOST"], "of": 2, "after": True})
-    return count
-
-
 # -- the host that is back -------------------------------------------------------------------------------------------
-
-
-def test_the_agent_of_this_machine_is_replaced(fit: Fit, test_run_id: str) -> None:
-    result = fit(lose_the_last_host_once, failure_config=RESTARTS)
-    assert result.return_value == 1
-    resting_agents.close()
-    assert not run_members(test_run_id)
-
-
-def test_a_host_whose_ranks_have_returned_is_not_missed(
-    hosts: Hosts, capfd: pytest.CaptureFixture[str], test_run_id: str
-) -> None:
-    shown = "its ranks had finished, so the other ranks continue without it: "
-    with when_shown(shown, (hosts.place / "not missed").touch):
-        result = hosts(outlive_the_host_of_the_last_rank, workers=2, one=1, two=1)
-    assert (result.return_value, result.metrics["after"]) == (0, True)
-    assert shown in capfd.readouterr().err
-    assert not run_members(test_run_id)
-
-
-@pytest.mark.slow
-def test_a_frozen_host_is_lost_when_its_lease_ends_though_another_rank_has_failed_before(hosts: Hosts) -> None:
-    def freeze_and_fail(config: dict[str, Any]) -> int:
-        count = begin()
-        distrain.collective.barrier()
-        if count == 0 and is_last():
-            agent = psutil.Process().parents()[1]
-            agent.suspend()
-            wait_until(lambda: agent.status() == psutil.STATUS_STOPPED, what="the stop of the agent")
-            Path(config["place"], "frozen").touch()
-            time.sleep(1000)
-        if count == 0:
-            wait_until(Path(config["place"], "frozen").exists, what="the stop of the agent")
-            raise ConnectionError("Connection reset by peer")
-        return count
-
-    failures = FailureConfig(max_failures=1, host_lease_s=12.0, host_wait_s=30.0)
-    assert hosts(freeze_and_fail, workers=2, failures=failures, one=1, two=1).return_value == 1
-
-
-def fail_while_a_checkpoint_is_stored(config: dict[str, Any]) -> None:
-    """Store a checkpoint with an uploader that never ends; the agent is killed while the end of the attempt waits."""
-    begin()
-    distrain.get_all_reported_checkpoints()
-    folder = tempfile.mkdtemp()
-    Path(folder, "model").touch()
-    asynchronous = CheckpointUploadMode.ASYNC
-    distrain.report({"host": "one", "of": 1}, checkpoint=Checkpoint(folder), checkpoint_upload_mode=asynchronous)
-    agent = psutil.Process().parents()[1]
-    wait_until(lambda: any("uploader" in child.cmdline() for child in agent.children()), what="an uploader")
-    [uploader] = [child for child in agent.children() if "uploader" in child.cmdline()]
-    uploader.suspend()
-    Path(config["place"], "uploader").write_text(str(uploader.pid))
-    Path(folder, "more").touch()
-    distrain.report({"host": "one", "of": 1}, checkpoint=Checkpoint(folder), checkpoint_upload_mode=asynchronous)
-    Path(config["place"], "down-one").touch()
-    Path(config["place"], "agent").write_text(str(agent.pid))
-    raise RuntimeError("on purpose")
-
-
-def test_a_host_that_is_lost_while_its_upload_is_waited_for_is_given_up_in_time(
-    hosts: Hosts, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def kill_the_agent_that_waits() -> None:
-        os.kill(int((hosts.place / "agent").read_text()), signal.SIGKILL)
-
-    failures = FailureConfig(max_failures=3, host_wait_s=3.0, backoff_s=1.0)
-    began = time.monotonic()
-    with (
-        when_shown("waiting for the checkpoint that is being stored", kill_the_agent_that_waits),
-        pytest.raises(ControllerError, match=r"one did not come back within 3 s"),
-    ):
-        hosts(fail_while_a_checkpoint_is_stored, workers=1, failures=failures, one=1)
-    assert time.monotonic() - began < 20.0
-    assert not psutil.pid_exists(int((hosts.place / "uploader").read_text()))  # stopped, and its host is not reached
-    assert "waiting for the checkpoint that is being stored" in capfd.readouterr().err
 
 
 def test_a_host_whose_agent_was_killed_is_back_at_once(hosts: Hosts, capfd: pytest.CaptureFixture[str]) -> None:
@@ -254,53 +141,11 @@ def test_a_host_whose_agent_was_killed_is_back_at_once(hosts: Hosts, capfd: pyte
     assert "distrain: restart 1 of 3, from " in said
 
 
-def test_what_the_lost_agent_has_left_ends_before_the_next_attempt(hosts: Hosts) -> None:
-    """The agent and the forkserver are dead and cannot kill the daemon."""
-
-    def train(config: dict[str, Any]) -> list[bool]:
-        pids = Path(config["place"], f"daemon-{distrain.get_context().get_world_rank()}")
-        if begin() == 0:
-            if os.fork() == 0:
-                os.setsid()
-                pids.write_text(str(os.getpid()))
-                os.execv("/bin/sleep", ["sleep", "1000"])
-            while not pids.exists() or not pids.read_text():
-                time.sleep(0.01)
-            distrain.collective.barrier()
-            if is_last():
-                forkserver, agent = psutil.Process().parents()[:2]
-                for process in (agent, forkserver):
-                    os.kill(process.pid, signal.SIGSTOP)
-                for process in (agent, forkserver):
-                    os.kill(process.pid, signal.SIGKILL)
-            time.sleep(1000)
-        everybody = [Path(config["place"], f"daemon-{rank}") for rank in range(2)]
-        return [is_alive(int(path.read_text())) for path in everybody]
-
-    result = hosts(train, workers=2, one=1, two=1)
-    assert result.return_value == [False, False]
-
-
-def test_a_host_that_is_down_is_waited_for(hosts: Hosts) -> None:
-    down, tried = hosts.place / "down-two", hosts.place / "tried-two"
-    failures = FailureConfig(max_failures=1, host_wait_s=60.0)
-    with subprocess.Popen(["sh", "-c", f"until [ -e '{tried}' ]; do sleep 0.01; done; rm '{down}'"]):
-        result = hosts(lose_the_last_host_for_good, workers=2, one=1, two=1, failures=failures)
-    assert result.return_value == 1
-    assert hosts.placed() == [["one", "two"]] * 2
-
-
 # -- without it ------------------------------------------------------------------------------------------------------
 
 
-def test_spare_slots_take_the_place_of_a_lost_host(hosts: Hosts, capfd: pytest.CaptureFixture[str]) -> None:
-    assert hosts(lose_the_last_host_for_good, workers=3, one=2, two=1, three=2).return_value == 1
-    assert hosts.placed() == [["one", "one", "two"], ["one", "one", "three"]]
-    assert "distrain: 3 workers on one, three, without two\n" in capfd.readouterr().err
-
-
-def test_a_host_that_gets_more_workers_than_before_has_fewer_threads_for_each(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+def test_spare_slots_take_the_place_of_a_lost_host_and_its_workers_have_fewer_threads_each(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Libraries read the number of threads when they are imported, before any worker is forked."""
 
@@ -309,6 +154,7 @@ def test_a_host_that_gets_more_workers_than_before_has_fewer_threads_for_each(
         Path(config["place"], f"threads-{count}-{os.environ['RANK']}").write_text(os.environ["OMP_NUM_THREADS"])
         distrain.collective.barrier()
         if count == 0 and os.environ["FAKE_HOST"] == "one":
+            Path(config["place"], "down-one").touch()
             kill_the_agent()
         distrain.collective.barrier()
 
@@ -318,6 +164,7 @@ def test_a_host_that_gets_more_workers_than_before_has_fewer_threads_for_each(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     hosts(train, workers=2, one=1, two=3)
     assert hosts.placed() == [["one", "two"], ["two", "two"]]
+    assert "distrain: 2 workers on two, without one\n" in capfd.readouterr().err
     assert threads(0, 1) == usable_cpus()
     assert threads(1, 0) == threads(1, 1) == max(1, usable_cpus() // 2)
 

@@ -15,7 +15,7 @@ import pytest
 
 import distrain
 from distrain.decisions.health import pace
-from tests.process.conftest import SSH_THAT_EXECUTES, Fit, make_fake_ssh
+from tests.process.conftest import GROUP_BYTES, SSH_THAT_EXECUTES, Fit, make_fake_ssh
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +68,26 @@ def test_a_rank_that_the_kernel_kills_says_how_much_it_used_and_how_that_grew(
     assert 100 < grown <= used
 
 
+def test_a_child_that_the_kernel_has_killed_is_told_with_its_ranks_exception(
+    fit: Fit, memory_group: Path, tmp_path: Path
+) -> None:
+    """As with the workers of a DataLoader."""
+
+    def train() -> None:
+        if distrain.get_context().get_world_rank() == 1:
+            eat = "taken = []\nwhile True: taken.append(bytearray(b'x') * (4 << 20))"
+            raise RuntimeError(f"the child ended with {subprocess.run([sys.executable, '-c', eat]).returncode}")
+        distrain.collective.barrier()
+
+    ssh = make_fake_ssh(tmp_path, f"echo $$ > {memory_group}/cgroup.procs\n{SSH_THAT_EXECUTES}")
+    with pytest.raises(distrain.WorkerGroupError) as raised:
+        replace(fit, transport=ssh)(train)
+    text = str(raised.value)
+    assert text.startswith("rank 1 on ")
+    assert "RuntimeError: the child ended with -9 (meanwhile, the kernel killed a process for lack of memory" in text
+    assert f"of the {GROUP_BYTES >> 20} MiB that the cgroup " in text
+
+
 @shm
 def test_a_bus_error_from_a_full_dev_shm_names_it_with_its_size_and_the_cure(fit: Fit, tmp_path: Path) -> None:
     ssh = make_fake_ssh(tmp_path, SMALL.format(mount=MOUNT))
@@ -86,20 +106,3 @@ def test_a_bus_error_from_a_full_dev_shm_names_it_with_its_size_and_the_cure(fit
         "was killed by SIGBUS (7) during training, not by distrain: /dev/shm is full: 16 MiB of its 16 MiB are used "
         "now; give the container more (docker run --shm-size=8g"
     )
-
-
-@shm
-def test_an_exception_from_a_full_dev_shm_ends_with_its_size_and_the_cure(fit: Fit, tmp_path: Path) -> None:
-    ssh = make_fake_ssh(tmp_path, SMALL.format(mount=MOUNT))
-
-    def train() -> None:
-        if distrain.get_context().get_world_rank() == 1:
-            with open("/dev/shm/data", "wb") as file:
-                while True:
-                    file.write(bytes(1 << 20))
-        time.sleep(1000)
-
-    with pytest.raises(distrain.WorkerGroupError) as raised:
-        replace(fit, transport=ssh)(train)
-    assert "distrain: /dev/shm " in str(raised.value)
-    assert "16 MiB of its 16 MiB are used now; give the container more (docker run" in str(raised.value)

@@ -130,38 +130,10 @@ def test_after_a_change_there_is_a_new_forkserver(fit: Fit, site: Path, change: 
     assert version == (2 if change is edit_a_package else 1)
 
 
-@pytest.mark.usefixtures("site")
-def test_a_run_does_not_share_modules_that_it_does_not_need(fit: Fit) -> None:
-    def plain() -> tuple[int, bool]:
-        return os.getppid(), "edited_package" in sys.modules
-
-    def with_package() -> tuple[int, bool]:
-        import edited_package  # noqa: F401
-
-        return os.getppid(), True
-
-    parent, _ = fit(plain).return_value
-    assert fit(with_package).return_value == (parent, True)
-    other, is_there = fit(plain).return_value
-    assert other != parent
-    assert not is_there
-
-
 def test_a_resting_forkserver_does_not_keep_the_pickled_job(fit: Fit) -> None:
     folder = f"/proc/{fit(look, {'n': 'x' * 10_000}).return_value['parent']}/fd"
     files = {os.readlink(path): os.stat(path).st_size for path in (f"{folder}/{name}" for name in os.listdir(folder))}
     assert [size for name, size in files.items() if "distrain-job" in name] == [0]
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-def test_an_agent_is_not_taken_over_by_a_thread_with_other_cpus() -> None:
-    def pinned() -> resting_agents.InheritedState:
-        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-        return resting_agents.inherited_state([])
-
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(pinned).result() != resting_agents.inherited_state([])
-    assert resting_agents.inherited_state([]) == resting_agents.inherited_state([])
 
 
 def test_an_agent_is_taken_over_only_if_it_has_inherited_the_same(

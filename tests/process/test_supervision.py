@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from tests.conftest import NOTHING_LEFT_WITHIN_S, describe_processes, is_alive, run_members, wait_until
-from tests.process.conftest import OPPOSITE_WAYS, assert_no_half_checkpoint, make_fake_ssh
+from tests.process.conftest import assert_no_half_checkpoint
 
 USERS_SCRIPT = """
 import ctypes, os, signal, subprocess, sys, time
@@ -30,12 +30,11 @@ from pathlib import Path
 import distrain
 from distrain import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig
 from distrain.api.backend import BackendConfig
-from distrain.hosts.hostfile import HostSpec
 from distrain.worker.job.job import FunctionWork
 from distrain.coordinator.fit import run_work
-from distrain.coordinator.connection.transport import LocalTransport, CommandTransport
+from distrain.coordinator.connection.transport import LocalTransport
 
-place, start_method, ssh, grace_s, end = Path(sys.argv[1]), *sys.argv[2:6]
+place, grace_s, end = Path(sys.argv[1]), *sys.argv[2:]
 
 
 def ready():
@@ -108,15 +107,12 @@ def train():
 
 
 config = CheckpointConfig(missing_rank_s=0.0)  # the others never report
-host = HostSpec(name="otherhost", address="otherhost")
-local = LocalTransport(lease_s=float(os.environ["LEASE_S"]))
-transport = CommandTransport(host=host, template=(ssh, "otherhost", "{command}"), ships=False) if ssh else local
 try:
     run_work(
         FunctionWork(function=train, config={}, backend=BackendConfig()),
-        ScalingConfig(num_workers=len(WORKERS), start_method=start_method),
+        ScalingConfig(num_workers=len(WORKERS)),
         RunConfig(name="run", storage_path=place / "runs", stop_grace_s=float(grace_s), checkpoint_config=config),
-        transports=(transport,),
+        transports=(LocalTransport(lease_s=float(os.environ["LEASE_S"])),),
     )
 except BaseException as error:
     print("ENDED", type(error).__name__, str(error).partition("\\n")[0], flush=True)
@@ -150,18 +146,12 @@ class Running:
         return [named[name] for name in names]
 
     def stop(self, *names: str) -> None:
-        self._send(signal.SIGSTOP, *names)
-
-    def resume(self, *names: str) -> None:
-        self._send(signal.SIGCONT, *names)
-
-    def _send(self, number: signal.Signals, *names: str) -> None:
         for name, pid in zip(names, self.pids(*names), strict=True):
             try:
-                os.kill(pid, number)
+                os.kill(pid, signal.SIGSTOP)
             except ProcessLookupError:  # the output tells why
                 self.user.kill()
-                pytest.fail(f"{name} has ended before {number.name}: {self.user.communicate()[0]}")
+                pytest.fail(f"{name} has ended before it was stopped: {self.user.communicate()[0]}")
 
     def kill(self, *names: str) -> None:
         """Kill them all with SIGKILL, so that none has the time to notice the death of another."""
@@ -188,15 +178,11 @@ def launch(tmp_path: Path, test_run_id: str) -> Iterator[Launch]:
     """Return a function that starts the user's process and waits until every worker is hard to kill."""
     started: list[Running | subprocess.Popen[str]] = []
 
-    def start(
-        way: str = "forkserver-local", *, grace_s: float = PATIENT_S, end: str = "", **environment: str
-    ) -> Running:
-        start_method, _, over = way.partition("-")
-        ssh = make_fake_ssh(tmp_path).template[0] if over == "ssh" else ""
+    def start(*, grace_s: float = PATIENT_S, end: str = "", **environment: str) -> Running:
         script = tmp_path / "script.py"
         script.write_text(USERS_SCRIPT)
         user = subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path), start_method, ssh, str(grace_s), end],
+            [sys.executable, str(script), str(tmp_path), str(grace_s), end],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -254,55 +240,34 @@ def assert_nothing_is_left(running: Running, run_id: str) -> None:
 
 # -- one or two processes are killed ---------------------------------------------------------------------------------
 
-WITH_THE_USER = [("user",), ("user", "guard"), ("user", "agent"), ("user", "forkserver"), ("user", "worker 1")]
-WITHOUT_THE_USER = {
-    ("worker 1",): "WorkerGroupError rank 1 on",
-    ("worker 2",): "WorkerGroupError rank 2 on",
-    ("worker 3",): "WorkerGroupError rank 3 on",
-    ("worker 5",): "WorkerGroupError rank 5 on",
-    ("forkserver",): "WorkerGroupError ranks 0-5 on",
-    ("agent",): "ControllerError HOST: distrain's process there has ended: ",
-    ("guard",): "ControllerError HOST: distrain's process there has ended: ",
-    ("guard", "agent"): "ControllerError HOST: distrain's process there has ended: ",
-    ("agent", "forkserver"): "ControllerError HOST: distrain's process there has ended: ",
-    ("agent", "worker 2"): "ControllerError HOST: distrain's process there has ended: ",
-    ("forkserver", "worker 4"): "WorkerGroupError ranks 0-5 on",
+LOST = "ENDED ControllerError localhost: distrain's process there has ended: "
+KILLS = {
+    ("user",): "",
+    ("user", "guard"): "",
+    ("user", "agent"): "",
+    ("user", "worker 1"): "",
+    ("worker 2",): "ENDED WorkerGroupError rank 2 on",
+    ("worker 3",): "ENDED WorkerGroupError rank 3 on",
+    ("worker 5",): "ENDED WorkerGroupError rank 5 on",
+    ("forkserver",): "ENDED WorkerGroupError ranks 0-5 on",
+    ("agent",): LOST,
+    ("guard",): LOST,
+    ("guard", "agent"): LOST,
+    ("agent", "forkserver"): LOST,
+    ("user", "agent", "forkserver", *(f"worker {rank}" for rank in range(WORKERS))): "",  # killall python
 }
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("victims", WITH_THE_USER, ids="+".join)
-@pytest.mark.parametrize("way", OPPOSITE_WAYS)
-def test_nothing_is_left_after_a_kill_of_the_users_process(
-    launch: Launch, test_run_id: str, way: str, victims: tuple[str, ...]
-) -> None:
-    running = launch(way)
-    running.kill(*victims)
-    running.user.wait(timeout=NOTHING_LEFT_WITHIN_S)
-    assert_nothing_is_left(running, test_run_id)
+"""What fit() says, by the processes that are killed."""
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("victims", WITHOUT_THE_USER, ids="+".join)
-@pytest.mark.parametrize("way", OPPOSITE_WAYS)
-def test_fit_raises_and_nothing_is_left_after_a_kill(
-    launch: Launch, test_run_id: str, way: str, victims: tuple[str, ...]
-) -> None:
-    running = launch(way)
+@pytest.mark.parametrize("victims", KILLS, ids="+".join)
+def test_nothing_is_left_after_a_kill(launch: Launch, test_run_id: str, victims: tuple[str, ...]) -> None:
+    running = launch()
     running.kill(*victims)
     code, output, took_s = running.end()
-    assert code == 1
-    host = "localhost" if way.endswith("local") else "otherhost"
-    assert f"ENDED {WITHOUT_THE_USER[victims].replace('HOST', host)}" in output
+    assert code == (-signal.SIGKILL if "user" in victims else 1)
+    assert KILLS[victims] in output
     assert took_s < NOTHING_LEFT_WITHIN_S
-    assert_nothing_is_left(running, test_run_id)
-
-
-def test_nothing_is_left_after_killall_python(launch: Launch, test_run_id: str) -> None:
-    """The guard survives, because it has another name."""
-    running = launch()
-    running.kill("user", "agent", "forkserver", *(f"worker {rank}" for rank in range(WORKERS)))
-    assert running.guard.name() == "distrain-guard"
     assert_nothing_is_left(running, test_run_id)
 
 
@@ -329,71 +294,16 @@ def test_the_next_run_on_the_host_ends_what_is_left_when_all_of_ours_were_killed
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("stopped", ["guard", "agent", "forkserver", "worker 1"])
-def test_one_that_is_stopped_does_not_outlive_the_users_process(launch: Launch, test_run_id: str, stopped: str) -> None:
-    running = launch()
-    running.stop(stopped)
-    running.kill("user")
-    assert_nothing_is_left(running, test_run_id)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("stopped", [("agent",), ("agent", "guard"), ("agent", "forkserver")], ids="+".join)
-def test_a_stopped_agent_is_lost_when_its_lease_is_over(
-    launch: Launch, test_run_id: str, stopped: tuple[str, ...]
+@pytest.mark.parametrize("stopped", ["agent", "forkserver", "worker 1"])
+def test_the_run_goes_on_when_the_users_process_is_dead_though_others_hang(
+    launch: Launch, test_run_id: str, stopped: str
 ) -> None:
-    running = launch(LEASE_S="2")
-    running.stop(*stopped)
-    running.kill("worker 1")
-    _, output, _ = running.end()
-    assert "ENDED ControllerError localhost: it has been silent for 2 s: stopped (SIGSTOP)?" in output
-    assert_nothing_is_left(running, test_run_id)
-
-
-def test_a_stopped_forkserver_is_lost_when_its_lease_is_over(launch: Launch, test_run_id: str) -> None:
-    running = launch(LEASE_S="2")
-    running.stop("forkserver")
-    running.kill("worker 1")
-    _, output, _ = running.end()
-    assert re.search(r"the forkserver was silent for [2-9] s and is killed: was it stopped \(SIGSTOP\)\?", output)
-    assert "ENDED WorkerGroupError" in output
-    assert_nothing_is_left(running, test_run_id)
-
-
-def test_a_stopped_guard_is_woken_up_when_it_is_needed(launch: Launch, test_run_id: str) -> None:
-    running = launch()
-    running.stop("guard")
-    running.kill("agent", "forkserver")
-    _, output, _ = running.end()
-    assert "ENDED ControllerError localhost: distrain's process there has ended: killed by SIGKILL" in output
-    assert_nothing_is_left(running, test_run_id)
-
-
-EVERYBODY = ("guard", "agent", "forkserver", *(f"worker {rank}" for rank in range(WORKERS)))
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("stopped", [("user",), ("user", *EVERYBODY)], ids=["Ctrl-Z", "all"])
-def test_a_pause_that_is_longer_than_the_lease_does_no_harm(launch: Launch, stopped: tuple[str, ...]) -> None:
-    running = launch(LEASE_S="3", end="return")  # on a busy machine, all are silent for a second now and then
-    running.stop(*stopped)
-    time.sleep(4.5)
-    for name in stopped:  # one after the other
-        running.resume(name)
-        time.sleep(0.1)
-    time.sleep(1.5)
-    (running.place / "end").touch()
-    code, output, _ = running.end()
-    assert (code, "FINISHED" in output) == (0, True), output
-
-
-def test_a_run_that_was_killed_goes_on_at_its_last_checkpoint(launch: Launch, test_run_id: str) -> None:
     running = launch()
     run = running.place / "runs" / "run"
     wait_until(lambda: list(run.glob("checkpoint_*")), what="there is a checkpoint")
+    running.stop(stopped)
     running.kill("user")
-    assert_nothing_is_left(running, test_run_id)
-    committed = max(path.name for path in run.glob("checkpoint_*"))
+    running.user.wait()
     source = """
 import sys
 import distrain
@@ -405,29 +315,37 @@ print(trainer.fit().return_value)
     again = subprocess.run(
         [sys.executable, "-c", source, str(running.place / "runs")], capture_output=True, text=True, check=True
     )
-    assert again.stdout.strip() == str(run / committed)
+    assert again.stdout.strip() == str(max(run.glob("checkpoint_*")))
     assert not (run / ".staging").exists()
+    assert_nothing_is_left(running, test_run_id)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("stopped", "said"),
+    [
+        (("agent",), "ENDED ControllerError localhost: it has been silent for 2 s: stopped (SIGSTOP)?"),
+        (("agent", "guard"), "ENDED ControllerError localhost: it has been silent for 2 s: stopped (SIGSTOP)?"),
+        (("forkserver",), r"the forkserver was silent for 2 s and is killed: was it stopped (SIGSTOP)?"),
+    ],
+    ids=["agent", "agent+guard", "forkserver"],
+)
+def test_one_that_is_stopped_is_lost_when_its_lease_is_over(
+    launch: Launch, test_run_id: str, stopped: tuple[str, ...], said: str
+) -> None:
+    running = launch(LEASE_S="2")
+    running.stop(*stopped)
+    running.kill("worker 1")
+    _, output, _ = running.end()
+    assert said in re.sub(r"silent for [3-9] s", "silent for 2 s", output)
+    assert_nothing_is_left(running, test_run_id)
 
 
 # -- the user asks for the end ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("way", OPPOSITE_WAYS)
-def test_ctrl_c_stops_the_workers_within_the_grace(launch: Launch, test_run_id: str, way: str) -> None:
-    running = launch(way, grace_s=0.3)
-    running.user.send_signal(signal.SIGINT)
-    code, output, took_s = running.end()
-    assert code == -signal.SIGINT
-    assert "ENDED KeyboardInterrupt" in output
-    assert took_s < NOTHING_LEFT_WITHIN_S
-    assert_nothing_is_left(running, test_run_id)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("way", OPPOSITE_WAYS)
-def test_a_second_ctrl_c_does_not_wait_for_the_grace(launch: Launch, test_run_id: str, way: str) -> None:
-    running = launch(way)
+def test_a_second_ctrl_c_does_not_wait_for_the_grace(launch: Launch, test_run_id: str) -> None:
+    running = launch()
     running.user.send_signal(signal.SIGINT)
     wait_until(lambda: not running.workers[1].is_running(), what="the worker that can be asked is gone")
     assert running.workers[2].is_running()
@@ -439,31 +357,27 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace(launch: Launch, test_run_id
     assert_nothing_is_left(running, test_run_id)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("way", OPPOSITE_WAYS)
-def test_sigterm_of_the_users_process_stops_the_run(launch: Launch, test_run_id: str, way: str) -> None:
-    running = launch(way, grace_s=0.3)
+def test_ctrl_c_on_a_terminal_reaches_the_users_process_only(launch: Launch, test_run_id: str) -> None:
+    running = launch(grace_s=0.3)
+    os.killpg(running.user.pid, signal.SIGINT)  # as the terminal does
+    code, output, took_s = running.end()
+    assert code == -signal.SIGINT
+    assert "ENDED KeyboardInterrupt" in output
+    assert "WorkerGroupError" not in output
+    assert took_s < NOTHING_LEFT_WITHIN_S
+    assert_nothing_is_left(running, test_run_id)
+
+
+def test_sigterm_of_the_users_process_stops_the_run_and_keeps_the_stacks_of_those_who_do_not_stop(
+    launch: Launch, test_run_id: str
+) -> None:
+    running = launch(grace_s=0.2)
     running.user.send_signal(signal.SIGTERM)
     code, output, took_s = running.end()
     assert code == 143
     assert "ENDED PreemptionError the run was stopped by SIGTERM" in output
     assert took_s < NOTHING_LEFT_WITHIN_S
     assert_nothing_is_left(running, test_run_id)
-
-
-def test_ctrl_c_on_a_terminal_reaches_the_users_process_only(launch: Launch, test_run_id: str) -> None:
-    running = launch(grace_s=0.3)
-    os.killpg(running.user.pid, signal.SIGINT)  # as the terminal does
-    code, output, _ = running.end()
-    assert code == -signal.SIGINT
-    assert "WorkerGroupError" not in output
-    assert_nothing_is_left(running, test_run_id)
-
-
-def test_the_stacks_of_those_who_do_not_stop_are_kept(launch: Launch) -> None:
-    running = launch(grace_s=0.2)
-    running.user.send_signal(signal.SIGTERM)
-    running.end()
     stacks = {path.name: path.read_text() for path in running.place.glob("runs/run/evidence/attempt_0/stacks/*")}
     assert set(stacks) == {"rank_2.txt", "rank_3.txt"}
     assert "in ignore_signals" in stacks["rank_2.txt"]
@@ -471,7 +385,7 @@ def test_the_stacks_of_those_who_do_not_stop_are_kept(launch: Launch) -> None:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.2])
+@pytest.mark.parametrize("after_s", [0.0, 0.2])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_signal_while_the_run_is_starting_leaves_nothing(
     tmp_path: Path, test_run_id: str, number: signal.Signals, after_s: float
@@ -503,57 +417,10 @@ distrain.DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit(
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("end", ["return", "raise", "os._exit"])
-@pytest.mark.parametrize("way", OPPOSITE_WAYS)
-def test_what_train_func_started_ends_with_it(launch: Launch, test_run_id: str, way: str, end: str) -> None:
-    running = launch(way, end=end)
+def test_what_train_func_started_ends_with_it(launch: Launch, test_run_id: str, end: str) -> None:
+    running = launch(end=end)
     (running.place / "end").touch()
     code, output, took_s = running.end()
     assert (code, "FINISHED" in output) == ((0, True) if end == "return" else (1, False))
     assert took_s < NOTHING_LEFT_WITHIN_S
     assert_nothing_is_left(running, test_run_id)
-
-
-# -- is the census any good? -----------------------------------------------------------------------------------------
-
-NO_CLEANUP = """
-import importlib.machinery, os, sys
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name != "distrain.system.process":
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        load = spec.loader.exec_module
-        def load_and_disarm(module):
-            load(module)
-            for name in os.environ["DISARMED"].split(","):
-                setattr(module, name, lambda *args, **options: module.Remains((), [], []))
-        spec.loader.exec_module = load_and_disarm
-        return spec
-sys.meta_path.insert(0, Finder())
-"""
-
-
-@pytest.mark.parametrize(
-    ("disarmed", "victims", "missed"),
-    [
-        ("kill_descendants,adopt_orphans,sweep,sweep_environment", ("worker 1",), ["1001", "1002", "1004", "1005"]),
-        ("sweep,sweep_environment", ("guard", "agent", "forkserver"), ["1001", "1002", "1004", "1005"]),
-        ("sweep,sweep_environment", ("worker 1",), []),
-    ],
-)
-def test_without_the_cleanup_the_census_finds_what_is_left(
-    launch: Launch, test_run_id: str, tmp_path: Path, disarmed: str, victims: tuple[str, ...], missed: list[str]
-) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(NO_CLEANUP)
-    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
-    running = launch(PYTHONPATH=path, DISARMED=disarmed, TMPDIR=str(site))  # where no other run starts
-    running.kill(*victims)
-    running.end()
-    watched = sorted(member.cmdline()[-1] for member in running.survivors() if member.name() == "sleep")
-    counted = sorted(member.cmdline()[-1] for member in run_members(test_run_id) if member.name() == "sleep")
-    for member in {*running.survivors(), *run_members(test_run_id)}:
-        member.kill()
-    assert watched == missed
-    assert counted == [number for number in missed if number != "1005"]  # which has no id to be found by

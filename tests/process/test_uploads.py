@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
-import signal
-import struct
 import tempfile
-import termios
 import threading
 import time
 from pathlib import Path
@@ -19,14 +15,13 @@ import psutil
 import pytest
 
 import distrain
-from distrain import Checkpoint, CheckpointError, CheckpointUploadMode, FailureConfig, WorkerGroupError
+from distrain import Checkpoint, CheckpointError, CheckpointUploadMode, WorkerGroupError
 from distrain.worker.session import MOST_UPLOADS
 from tests.conftest import wait_until
 from tests.process.conftest import (
     Fit,
     assert_no_half_checkpoint,
     files_of,
-    make_fit,
 )
 
 if TYPE_CHECKING:
@@ -53,30 +48,32 @@ def names(run: str) -> list[str]:
 # -- what is left of the local files ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [SYNC, ASYNC])
-@pytest.mark.parametrize("delete", [None, True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("mode", "delete", "deletes"),
+    [(SYNC, None, False), (SYNC, True, True), (ASYNC, None, True), (ASYNC, False, False)],
+)
 def test_the_local_files_are_deleted_if_asked_for(
-    any_fit: Fit, mode: CheckpointUploadMode, delete: bool | None
+    fit: Fit, workers: int, mode: CheckpointUploadMode, delete: bool | None, deletes: bool
 ) -> None:
-    def train(config: dict[str, Any]) -> list[str]:
+    def train() -> list[str]:
         folders = []
-        for epoch in range(3):
+        for epoch in range(2):
             folders.append(folder_with(f"epoch {epoch}", f"part-{rank()}.txt"))
             distrain.report(
                 {"epoch": epoch},
                 checkpoint=Checkpoint.from_directory(folders[-1]),
-                checkpoint_upload_mode=config["mode"],
-                delete_local_checkpoint_after_upload=config["delete"],
+                checkpoint_upload_mode=mode,
+                delete_local_checkpoint_after_upload=delete,
             )
         return folders
 
-    result = any_fit(train, {"mode": mode, "delete": delete})
-    deletes = mode is ASYNC if delete is None else delete
-    assert [os.path.exists(folder) for folder in result.return_value] == [not deletes] * 3
+    result = fit(train, workers=workers)
+    assert [os.path.exists(folder) for folder in result.return_value] == [not deletes] * 2
     assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
-        {"part-0.txt": f"epoch {epoch}", "part-1.txt": f"epoch {epoch}"} for epoch in range(3)
+        {f"part-{number}.txt": f"epoch {epoch}" for number in range(max(workers, 1))} for epoch in range(2)
     ]
-    assert_no_half_checkpoint(any_fit.storage)
+    assert_no_half_checkpoint(fit.storage)
 
 
 def report_a_shared_directory(config: dict[str, Any]) -> None:
@@ -87,8 +84,6 @@ def report_a_shared_directory(config: dict[str, Any]) -> None:
     distrain.collective.barrier()
     while rank() == 1 and not first_is_done.exists():
         time.sleep(0.001)
-    if rank() == 1 and config.get("spoiled"):
-        Path(shared, "spoiled").symlink_to("nowhere")
     distrain.report(
         {}, Checkpoint(shared), checkpoint_upload_mode=config["mode"], delete_local_checkpoint_after_upload=True
     )
@@ -105,39 +100,6 @@ def test_a_directory_that_ranks_share_is_deleted_when_all_have_stored_it(
     assert all(path.stat().st_nlink == 1 for path in Path(result.checkpoint.path).iterdir())  # type: ignore[union-attr]
     assert not shared.exists()
     assert_no_half_checkpoint(any_fit.storage)
-
-
-@pytest.mark.parametrize("delete", [False, True])
-def test_an_exception_in_report_costs_only_that_checkpoint(fit: Fit, tmp_path: Path, *, delete: bool) -> None:
-    """Of an alarm, say, while the rank waits for the others."""
-
-    def interrupted_once() -> int:
-        def alarm(number: int, frame: object) -> None:
-            raise TimeoutError("by an alarm")
-
-        rank = distrain.get_context().get_world_rank()
-        signal.signal(signal.SIGALRM, alarm)
-        for number in range(3):
-            folder = Path(tempfile.mkdtemp(dir=tmp_path))
-            (folder / f"shard-{rank}").write_text(str(number))
-            checkpoint = Checkpoint(folder)
-            if number == 0 and rank == 0:
-                while not (tmp_path / "raised").exists():
-                    time.sleep(0.01)
-            if number == 0 and rank == 1:
-                signal.setitimer(signal.ITIMER_REAL, 0.2)
-            try:
-                distrain.report({"number": number}, checkpoint, delete_local_checkpoint_after_upload=delete)
-            except TimeoutError:
-                assert (rank, number) == (1, 0)
-                (tmp_path / "raised").touch()
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        return len(distrain.get_all_reported_checkpoints(timeout_s=30.0))
-
-    result = fit(interrupted_once)
-    assert result.return_value == 2
-    texts = [Path(checkpoint.path, "shard-1").read_text() for checkpoint, _ in result.best_checkpoints]
-    assert texts == ["1", "2"]
 
 
 # -- ASYNC -----------------------------------------------------------------------------------------------------------
@@ -159,20 +121,6 @@ def report_and_stop_the_uploader() -> psutil.Process:
     return uploader
 
 
-def kill_with_its_order(uploader: psutil.Process) -> None:
-    """Not before: a dead uploader is replaced when the next order comes."""
-    pipes = [path for path in Path(f"/proc/{uploader.pid}/fd").iterdir() if os.readlink(path).startswith("pipe:")]
-    while not any(map(unread_bytes, pipes)):
-        time.sleep(0.001)
-    uploader.send_signal(signal.SIGKILL)
-
-
-def unread_bytes(pipe: Path) -> int:
-    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        count: int = struct.unpack("i", fcntl.ioctl(file, termios.FIONREAD, b"    "))[0]
-        return count
-
-
 def test_async_reports_return_before_the_files_are_stored_and_are_bounded(fit: Fit) -> None:
     def train() -> list[float]:
         uploader = report_and_stop_the_uploader()
@@ -190,98 +138,38 @@ def test_async_reports_return_before_the_files_are_stored_and_are_bounded(fit: F
     assert len(result.best_checkpoints) == MOST_UPLOADS + 2
 
 
-def test_all_uploads_are_done_before_fit_returns(any_fit: Fit) -> None:
-    def train() -> None:
-        folder = tempfile.mkdtemp()
-        Path(folder, f"large-{rank()}").write_bytes(os.urandom(1 << 20) * 32)
-        distrain.report({}, checkpoint=Checkpoint(folder), checkpoint_upload_mode=ASYNC)
-
-    result = any_fit(train)
-    assert result.checkpoint is not None
-    assert sorted(path.name for path in Path(result.checkpoint.path).glob("large-*")) == ["large-0", "large-1"]
-    assert_no_half_checkpoint(any_fit.storage)
+def is_deleted(folder: str) -> None:
+    shutil.rmtree(folder)
 
 
-def test_an_upload_that_fails_is_raised_by_a_later_call(any_fit: Fit) -> None:
-    def train() -> None:
-        uploader = report_and_stop_the_uploader()
-        folder = folder_with("gone")
-        distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=ASYNC)
-        shutil.rmtree(folder)
-        uploader.resume()
-        while True:
-            distrain.report({})
-            time.sleep(0.001)
-
-    with pytest.raises(
-        WorkerGroupError, match=r"a checkpoint of this rank could not be stored: .*No such file"
-    ) as raised:
-        any_fit(train, workers=1)
-    assert isinstance(raised.value.worker_failures[0], CheckpointError)
-    assert files_of(raised.value.result.checkpoint) == {"model.txt": "first"}
+def is_written_again(folder: str) -> None:
+    Path(folder, "model.txt").write_text("two")
 
 
-def test_bytes_of_another_step_are_refused(fit: Fit) -> None:
+@pytest.mark.parametrize(
+    ("what_happens", "said"),
+    [
+        (is_deleted, r"a checkpoint of this rank could not be stored: .*No such file"),
+        (is_written_again, r"model\.txt was written or replaced .* a directory of its own"),
+    ],
+)
+def test_an_upload_that_fails_is_raised_by_a_later_call(
+    any_fit: Fit, what_happens: Callable[[str], None], said: str
+) -> None:
     def train() -> None:
         uploader = report_and_stop_the_uploader()
         folder = folder_with("one")
         distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=ASYNC)
-        Path(folder, "model.txt").write_text("two")
+        what_happens(folder)
         uploader.resume()
         while True:
             distrain.report({})
             time.sleep(0.001)
 
-    with pytest.raises(
-        WorkerGroupError, match=r"model\.txt was written or replaced .* a directory of its own"
-    ) as raised:
-        fit(train, workers=1)
+    with pytest.raises(WorkerGroupError, match=said) as raised:
+        any_fit(train, workers=1)
+    assert isinstance(raised.value.worker_failures[0], CheckpointError)
     assert files_of(raised.value.result.checkpoint) == {"model.txt": "first"}
-
-
-def test_a_restart_waits_for_the_checkpoint_that_is_being_stored(
-    fit: Fit, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    pid = tmp_path / "pid"
-
-    def train() -> str:
-        checkpoint = distrain.get_checkpoint()
-        if checkpoint is not None:
-            return Path(checkpoint.path, "model.txt").read_text()
-        uploader = report_and_stop_the_uploader()
-        report_async("second")
-        pid.write_text(f"{uploader.pid}")
-        raise RuntimeError("on purpose")
-
-    def resume_when_it_is_awaited() -> None:
-        wait_until(lambda: "waiting for the checkpoint that is being stored" in caplog.text, what="the notice")
-        psutil.Process(int(pid.read_text())).resume()
-
-    helper = threading.Thread(target=resume_when_it_is_awaited)
-    helper.start()
-    result = fit(train, workers=1, failure_config=FailureConfig(max_failures=1))
-    helper.join()
-    assert result.return_value == "second"
-
-
-def test_an_uploader_that_is_killed_is_an_error_and_the_next_attempt_has_another(fit: Fit) -> None:
-    def train() -> str:
-        if distrain.get_checkpoint() is not None:
-            report_async("again")
-            return "resumed"
-        uploader = report_and_stop_the_uploader()
-        report_async("lost")
-        kill_with_its_order(uploader)
-        while True:
-            distrain.report({})
-            time.sleep(0.001)
-
-    result = fit(train, workers=1, failure_config=FailureConfig(max_failures=1))
-    assert result.return_value == "resumed"
-    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
-        {"model.txt": "first"},
-        {"model.txt": "again"},
-    ]
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -332,40 +220,6 @@ def test_no_upload_makes_a_checkpoint_of_what_is_there(any_fit: Fit) -> None:
     assert_no_half_checkpoint(any_fit.storage)
 
 
-def in_place_slowly(config: dict[str, Any]) -> None:
-    """Rank 0 is done when rank 1 has written half of its file."""
-    folder = in_place("epoch-1")
-    folder.mkdir(exist_ok=True)
-    distrain.collective.barrier()
-    if rank() == 1:
-        Path(folder, "1.txt").write_text("half")
-    distrain.collective.barrier()
-    if rank() == 0:
-        Path(folder, "0.txt").write_text("whole")
-        config["report"](folder)
-    distrain.collective.barrier()
-    if rank() == 1:
-        Path(folder, "1.txt").write_text("half and the other half")
-        config["report"](folder)
-
-
-def report_in_place(folder: Path) -> None:
-    distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=NO_UPLOAD)
-
-
-def report_by_a_function(folder: Path) -> None:
-    checkpoint = Checkpoint(folder_with("x"))
-    distrain.report({}, checkpoint, checkpoint_upload_fn=lambda checkpoint, name: Checkpoint(folder))
-
-
-@pytest.mark.parametrize("way", [report_in_place, report_by_a_function])
-def test_files_in_place_are_looked_at_when_all_ranks_are_done(any_fit: Fit, way: Callable[[Path], None]) -> None:
-    result = any_fit(in_place_slowly, {"report": way})
-    assert files_of(result.checkpoint) == {"0.txt": "whole", "1.txt": "half and the other half"}
-    manifest = json.loads(Path(result.path, "epoch-1", ".manifest.json").read_text())
-    assert {name: fact["size"] for name, fact in manifest["files"].items()} == {"0.txt": 5, "1.txt": 23}
-
-
 def test_an_upload_function_stores_by_itself(any_fit: Fit) -> None:
     def store(checkpoint: Checkpoint, name: str) -> Checkpoint:
         return Checkpoint(checkpoint.to_directory(in_place(name)))
@@ -385,20 +239,7 @@ def test_an_upload_function_stores_by_itself(any_fit: Fit) -> None:
     assert files_of(result.checkpoint) == {"model.txt": "x"}
 
 
-# -- without workers -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", [SYNC, ASYNC])
-def test_without_workers_the_modes_mean_the_same(tmp_path: Path, mode: CheckpointUploadMode) -> None:
-    def train() -> str:
-        folder = folder_with("x")
-        distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=mode)
-        return folder
-
-    fit = make_fit("forkserver-local", tmp_path)
-    result = fit(train, workers=0)
-    assert files_of(result.checkpoint) == {"model.txt": "x"}
-    assert os.path.exists(result.return_value) == (mode is SYNC)
+# -- whoever is killed -----------------------------------------------------------------------------------------------
 
 
 KILLED = """
@@ -423,6 +264,7 @@ DataParallelTrainer(train, run_config=RunConfig(storage_path=sys.argv[1])).fit()
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("above", [0, 1, 2, 3], ids=["worker", "forkserver", "agent", "guard"])
 def test_whoever_is_killed_no_temporary_files_are_left(
     user_script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, above: int

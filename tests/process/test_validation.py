@@ -21,9 +21,7 @@ import distrain
 from distrain import (
     BackendConfig,
     Checkpoint,
-    CheckpointConfig,
     CheckpointConsistencyMode,
-    FailureConfig,
     JobError,
     Result,
     RunConfig,
@@ -33,20 +31,18 @@ from distrain import (
     ValidationTaskConfig,
 )
 from distrain.coordinator.fit import run_work
-from distrain.storage import file_transfer
 from distrain.worker.job.job import FunctionWork
 from tests.conftest import wait_until
-from tests.process.conftest import OPPOSITE_WAYS, Fit, make_fit
+from tests.process.conftest import Fit
 
 Function = Callable[..., Any]
 MODES = CheckpointConsistencyMode
 
 
-@pytest.fixture(params=[*OPPOSITE_WAYS, "no-workers"])
-def every_fit(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Result]:
-    """``fit(function, config, validation)`` with forked workers, fresh ones behind ssh, and in this process."""
-    way = "forkserver-local" if request.param == "no-workers" else request.param
-    return fit_of(make_fit(way, tmp_path), 0 if request.param == "no-workers" else 2)
+@pytest.fixture(params=[0, 2])
+def every_fit(request: pytest.FixtureRequest, storage: Path) -> Callable[..., Result]:
+    """``fit(function, config, validation)`` in this process and with workers."""
+    return fit_of(Fit(storage=storage), request.param)
 
 
 @pytest.fixture
@@ -134,29 +130,28 @@ def hopeless(checkpoint: Checkpoint, how: str) -> Any:
     return {"nothing": None, "a tensor": {"score": object()}}.get(how)
 
 
-@pytest.mark.parametrize(
-    ("how", "why"),
-    [
-        ("raise", "ValueError: on purpose"),
-        ("die", "the validator has died (exit code -9)"),
-        ("exit", "SystemExit: 3"),
-        ("return None", "TypeError: the function must return a dict of metrics, got None (NoneType)"),
-        ("a tensor", "TypeError: report(): metrics['score'] is a builtins.object, which cannot be recorded"),
-    ],
-)
 def test_a_validation_that_fails_is_told_and_costs_nothing_else(
-    fit: Callable[..., Result], capsys: pytest.CaptureFixture[str], how: str, why: str
+    fit: Callable[..., Result], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = ValidationTaskConfig(fn_kwargs={"how": how})
-    result = fit(train, {"tasks": [task]}, ValidationConfig(hopeless))
-    assert result.return_value == [(0, "VALIDATION_FAILED")]
-    assert result.best_checkpoints[0][1] == {"step": 0}
-    assert manifest_of(Path(result.path, "checkpoint_000000"))["validation"]["status"] == "VALIDATION_FAILED"
-    log = f"{result.path}/logs/validation/checkpoint_000000.log"
+    reasons = {
+        "raise": "ValueError: on purpose",
+        "die": "the validator has died (exit code -9)",
+        "exit": "SystemExit: 3",
+        "return None": "TypeError: the function must return a dict of metrics, got None (NoneType)",
+        "a tensor": "TypeError: report(): metrics['score'] is a builtins.object, which cannot be recorded",
+    }
+    tasks = [ValidationTaskConfig(fn_kwargs={"how": how}) for how in reasons]
+    result = fit(train, {"tasks": tasks}, ValidationConfig(hopeless))
     said = capsys.readouterr().err
-    assert f"the validation of checkpoint_000000 has failed: {why}" in said
-    assert f"(its output: {log})" in said
-    assert "I am about to" in Path(log).read_text() or how == "die"
+    for step, (how, why) in enumerate(reasons.items()):
+        name = f"checkpoint_{step:06d}"
+        assert result.return_value[step] == (step, "VALIDATION_FAILED")
+        assert result.best_checkpoints[step][1] == {"step": step}
+        assert manifest_of(Path(result.path, name))["validation"]["status"] == "VALIDATION_FAILED"
+        log = f"{result.path}/logs/validation/{name}.log"
+        assert f"the validation of {name} has failed: {why}" in said
+        assert f"(its output: {log})" in said
+        assert "I am about to" in Path(log).read_text() or how == "die"
 
 
 def test_a_validation_without_a_log_fails_and_writes_through_no_link(
@@ -179,11 +174,10 @@ def sleep(checkpoint: Checkpoint, pids: str) -> dict[str, Any]:
     return {}
 
 
-@pytest.mark.sample(1)
-def test_one_that_takes_too_long_is_ended_with_its_children(every_fit: Callable[..., Result], tmp_path: Path) -> None:
+def test_one_that_takes_too_long_is_ended_with_its_children(fit: Callable[..., Result], tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     task = ValidationTaskConfig(fn_kwargs={"pids": str(pids)}, timeout_s=1.5)
-    result = every_fit(train, {"tasks": [task]}, ValidationConfig(sleep))
+    result = fit(train, {"tasks": [task]}, ValidationConfig(sleep))
     assert result.return_value == [(0, "VALIDATION_TIMEOUT")]
     wait_until(lambda: not any(Path("/proc", str(pid)).exists() for pid in json.loads(pids.read_text())))
 
@@ -219,37 +213,6 @@ def test_a_worker_is_told_what_it_asks_for(every_fit: Callable[..., Result], tmp
     ]
 
 
-def test_the_score_may_come_from_the_validation_and_pending_ones_are_kept(
-    fit: Callable[..., Result], tmp_path: Path
-) -> None:
-    config = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="score", checkpoint_score_order="min")
-    result = fit(train, {"tasks": [True] * 4}, ValidationConfig(score), checkpoint_config=config)
-    assert [metrics["score"] for _, metrics in result.best_checkpoints] == [0.0]
-    assert sorted(path.name for path in Path(result.path).glob("checkpoint_*")) == [
-        "checkpoint_000000",
-        "checkpoint_000003",
-    ]
-
-
-def test_fit_waits_for_the_validations_and_they_go_on_over_attempts(fit: Callable[..., Result], tmp_path: Path) -> None:
-    go = str(tmp_path / "go")
-
-    def fails_once(config: dict[str, Any]) -> str:
-        if distrain.get_context().attempt == 0:
-            report(0, True)
-            distrain.collective.barrier()
-            distrain.get_all_reported_checkpoints(MODES.COMMITTED)
-            distrain.collective.barrier()
-            raise RuntimeError("on purpose")
-        Path(config["go"]).touch()
-        return "done"
-
-    validation = ValidationConfig(wait_for_file, ValidationTaskConfig({"go": go}))
-    result = fit(fails_once, {"go": go}, validation, failure_config=FailureConfig(max_failures=1))
-    assert result.return_value == "done"
-    assert metrics_of(result.path, 0) == {"step": 0, "score": 1.0}
-
-
 def test_what_was_not_validated_is_when_the_run_goes_on(fit: Callable[..., Result], tmp_path: Path) -> None:
     go = str(tmp_path / "go")
 
@@ -269,34 +232,6 @@ def test_what_was_not_validated_is_when_the_run_goes_on(fit: Callable[..., Resul
     assert metrics_of(result.path, 0)["score"] == 0.0
 
 
-def note_and_score(checkpoint: Checkpoint, noted: str) -> dict[str, Any]:
-    Path(noted).touch()
-    return {"score": 1.0}
-
-
-def test_a_checkpoint_is_validated_only_after_it_was_found_intact(
-    fit: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noted = tmp_path / "noted"
-
-    def fails(config: dict[str, Any]) -> None:
-        report(0, True)
-        distrain.get_all_reported_checkpoints(MODES.COMMITTED)
-        distrain.collective.barrier()
-        raise RuntimeError("on purpose")
-
-    def read_late(*arguments: Any) -> int:
-        time.sleep(0.5)  # a validation would start in less
-        return 0
-
-    with pytest.raises(TrainingFailedError):
-        fit(fails, {}, ValidationConfig(wait_for_file, ValidationTaskConfig({"go": str(tmp_path / "never")})))
-    monkeypatch.setattr(file_transfer, "_hash_part", read_late)
-    result = fit(lambda config: None, {}, ValidationConfig(note_and_score, ValidationTaskConfig({"noted": str(noted)})))
-    assert result.checkpoint is None, "it was damaged"
-    assert not noted.exists()
-
-
 def test_a_function_that_cannot_travel_is_named_before_anything_starts(fit: Callable[..., Result]) -> None:
     lock = threading.Lock()
     with pytest.raises(JobError, match="variable 'lock'"):
@@ -314,16 +249,16 @@ def train():
 
 distrain.DataParallelTrainer(
     train,
-    scaling_config=distrain.ScalingConfig(num_workers=int(sys.argv[1])),
-    run_config=distrain.RunConfig(name="run", storage_path=sys.argv[2]),
+    scaling_config=distrain.ScalingConfig(num_workers=1),
+    run_config=distrain.RunConfig(name="run", storage_path=sys.argv[1]),
     validation_config=distrain.ValidationConfig(lambda checkpoint: time.sleep(3600)),
 ).fit()
 """
 
 
-def interrupt_the_wait(workers: int, storage: str) -> None:
+def interrupt_the_wait(storage: str) -> None:
     """Ctrl-C while a run that has finished waits for the validations of two checkpoints."""
-    argv = [sys.executable, "-c", INTERRUPTED, str(workers), storage]
+    argv = [sys.executable, "-c", INTERRUPTED, storage]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as user:
         assert user.stderr is not None
         try:
@@ -335,9 +270,8 @@ def interrupt_the_wait(workers: int, storage: str) -> None:
     assert shown.count("has ended the wait for it") == 2
 
 
-@pytest.mark.parametrize("workers", [1, 0])
-def test_ctrl_c_ends_the_wait_for_validations_and_they_have_failed(storage: Path, workers: int) -> None:
-    interrupt_the_wait(workers, str(storage))
+def test_ctrl_c_ends_the_wait_for_validations_and_they_have_failed(storage: Path) -> None:
+    interrupt_the_wait(str(storage))
     assert json.loads((storage / "run" / "run.json").read_text())["status"] == "finished"
     for number in range(2):
         manifest = manifest_of(storage / "run" / f"checkpoint_{number:06d}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,6 @@ import pytest
 
 from distrain import (
     Checkpoint,
-    CheckpointConfig,
-    Result,
     TrainingFailedError,
 )
 from distrain.errors import CheckpointError
@@ -68,40 +65,6 @@ def test_a_new_run_does_not_start_from_a_damaged_checkpoint(
     damaged = f"{bucket.url}/run/checkpoint_000001"
     with pytest.raises(CheckpointError, match=f"resume_from_checkpoint: {damaged} is damaged: "):
         one_fit(train, name="second", resume_from=Checkpoint(damaged))
-
-
-@sampled
-def test_a_new_run_does_not_start_from_half_a_checkpoint(one_fit: Fit, bucket: Bucket) -> None:
-    bucket.write("run", "checkpoint_000000/.pending.json", b"{}")
-    bucket.write("run", "checkpoint_000000/step.txt", b"0")
-    with pytest.raises(CheckpointError, match="was never finished"):
-        one_fit(train, name="second", resume_from=Checkpoint(f"{bucket.url}/run/checkpoint_000000"))
-
-
-@sampled
-def test_the_same_bytes_written_again_are_no_damage(one_fit: Fit, bucket: Bucket) -> None:
-    """Copying a run to another bucket gives every object a new version."""
-    with pytest.raises(TrainingFailedError):
-        one_fit(train, {"fail_at": 1}, name="run")
-    manifest = json.loads(bucket.read("run", "checkpoint_000001/.manifest.json"))
-    for fact in manifest["files"].values():
-        fact["version"] = "of the other bucket"
-    bucket.write("run", "checkpoint_000001/.manifest.json", json.dumps(manifest).encode())
-    assert one_fit(train, {}, name="run").return_value == 2
-
-
-@sampled
-def test_copies_and_what_has_lost_its_manifest_are_left_alone(one_fit: Fit, bucket: Bucket) -> None:
-    with pytest.raises(TrainingFailedError):
-        one_fit(train, {"fail_at": 2}, name="run")
-    for path in ("step.txt", "rank_0.bin", "rank_1.bin", ".manifest.json"):
-        bucket.write("run", f"mine/{path}", bucket.read("run", f"checkpoint_000001/{path}"))
-    bucket.delete("run", "checkpoint_000002/.manifest.json")
-    bucket.write("run", "tensorboard/events", b"no checkpoint")
-    result = one_fit(train, {}, name="run", checkpoint_config=CheckpointConfig(num_to_keep=1))
-    assert result.return_value == 2
-    assert {"mine/step.txt", "checkpoint_000002/step.txt", "checkpoint_000003/step.txt"} <= bucket.files("run").keys()
-    assert len(Result.from_path(result.path).best_checkpoints) == 1
 
 
 @sampled

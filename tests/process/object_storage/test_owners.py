@@ -98,27 +98,6 @@ def test_a_process_that_is_killed_in_the_middle_of_an_upload_loses_nothing_commi
 
 
 @sampled
-def test_the_second_of_two_coordinators_is_refused_also_on_another_machine(
-    user: Callable[..., subprocess.Popen[str]], bucket: Bucket, tmp_path: Path
-) -> None:
-    go, elsewhere = tmp_path / "go", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    first = user(f'main({{"wait_at": 1, "until": {str(go)!r}}})')
-    wait_until(go.with_suffix(".waiting").exists, timeout_s=300.0, what="the first run")
-    same, other = user("main()"), user("main()", TMPDIR=str(elsewhere))
-    for second in (same, other):
-        _, complained = second.communicate(timeout=300)
-        assert first.poll() is None, first.communicate()
-        assert second.returncode == 1, complained
-        used = f"another run (process {first.pid}) is using {bucket.url}/run;"
-        assert used in complained or f"{bucket.url}/run is in use by process {first.pid}" in complained
-        assert "or give this run another name (RunConfig.name)" in complained
-    go.touch()
-    said, complained = first.communicate(timeout=300)
-    assert (first.returncode, said.split()[-1]) == (0, "0"), complained
-
-
-@sampled
 def test_the_owner_of_another_machine_is_watched_before_it_is_believed_dead(
     one_fit: Fit, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
