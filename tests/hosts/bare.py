@@ -44,18 +44,6 @@ class BareLab(Lab):
 
     lacks: dict[str, Lacking]
 
-    @property
-    def slots(self) -> dict[str, int]:
-        return dict.fromkeys(self.lacks, 1)
-
-    @property
-    def network(self) -> tuple[str, str, str]:
-        return self.addresses(next(iter(self.lacks)))[0], "eth0", "=eth0"
-
-    def addresses(self, host: str) -> tuple[str, ...]:
-        number = 11 + list(self.lacks).index(host)
-        return f"10.77.0.{number}", f"fd77::{number}"
-
     def line(self, host: str) -> str:
         return host
 

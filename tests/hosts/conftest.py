@@ -14,7 +14,7 @@ import pytest
 
 from distrain.system import process
 from tests.hosts.lab import HOSTS, ROOT, Hosts, Lab, end_lab, make_other_python, start_lab
-from tests.hosts.one_machine import FakeSsh, ThisMachine, start_loopback
+from tests.hosts.one_machine import FakeSsh, ThisMachine
 from tests.hosts.user import User
 
 if TYPE_CHECKING:
@@ -42,35 +42,18 @@ def namespaces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         end_lab(holder, folder)
 
 
-@pytest.fixture(scope="module")
-def one_sshd() -> Iterator[Hosts]:
-    """Several names for one sshd of an ordinary user."""
-    with start_loopback() as loopback:
-        yield loopback
-
-
-@pytest.fixture
-def busy_sshd() -> Iterator[Hosts]:
-    """Several names for one sshd that hangs up on everyone who comes while another one is logging in."""
-    with start_loopback(startups="1:100:1") as loopback:
-        yield loopback
-
-
 @pytest.fixture
 def fake_ssh(tmp_path: Path) -> Hosts:
     """Names behind a program named ssh that runs commands on this machine."""
     fake = FakeSsh(folder=tmp_path)
     fake.make_ssh()
-    fake.write_hostfile()
     return fake
 
 
 @pytest.fixture
 def this_machine(tmp_path: Path) -> Hosts:
     """The host "localhost", without any ssh."""
-    here = ThisMachine(folder=tmp_path)
-    here.write_hostfile()
-    return here
+    return ThisMachine(folder=tmp_path)
 
 
 def over(*kinds: str) -> pytest.MarkDecorator:
@@ -86,4 +69,4 @@ def lab(request: pytest.FixtureRequest) -> Hosts:
 
 @pytest.fixture
 def user(lab: Hosts, tmp_path: Path) -> User:
-    return User(lab, lab.folder_for(tmp_path))
+    return User(lab, tmp_path)

@@ -38,54 +38,12 @@ class Hosts(ABC):
     """An interpreter that all hosts have."""
 
     @property
-    def slots(self) -> dict[str, int]:
-        """By the names of the hosts."""
-        return HOSTS
-
-    @property
     def hostfile(self) -> Path:
         return self.folder / "hostfile"
-
-    @property
-    @abstractmethod
-    def network(self) -> tuple[str, str, str | None]:
-        """The address at which ranks of several hosts meet, and the interface as gloo and as NCCL are told."""
 
     @abstractmethod
     def argv(self, host: str, *argv: str) -> list[str]:
         """Return the command line that runs ``argv`` on a host."""
-
-    @abstractmethod
-    def addresses(self, host: str) -> tuple[str, ...]:
-        """Return the addresses at which others reach the host; ranks listen at the first one."""
-
-    @abstractmethod
-    def line(self, host: str) -> str:
-        """Return the line of the host in a hostfile."""
-
-    @abstractmethod
-    def has(self, host: str, member: psutil.Process) -> bool:
-        """Tell whether a process of a run is on a host."""
-
-    @property
-    def places(self) -> list[list[Any]]:
-        """The result of ``place()`` (tests/hosts/user.py) in each rank, if every slot has a rank."""
-        size, places = sum(self.slots.values()), []
-        for node, (host, slots) in enumerate(self.slots.items()):
-            places += [[host, len(places) + local, local, node, slots, size] for local in range(slots)]
-        return places
-
-    def listeners(self, host: str) -> list[Listener]:
-        """Return the listeners that the host itself sees, except sshd."""
-        done = self.run(host, str(self.other_python), "-m", "tests.strangers", "listeners", cwd=self.folder)
-        assert done.returncode == 0, done.stderr
-        found = [Listener(**fields) for fields in json.loads(done.stdout)]
-        assert {listener.port for listener in found} >= (SSH_PORTS if host != "head" else set()), "it can see"
-        return [listener for listener in found if listener.port not in SSH_PORTS]
-
-    def folder_for(self, folder: Path) -> Path:
-        """Return a folder that the user in ``head`` may write: ``folder``, or a substitute."""
-        return folder
 
     def environment(self, **more: str) -> dict[str, str]:
         """Return the environment of the user in ``head``."""
@@ -110,20 +68,31 @@ class Lab(Hosts):
     but an interpreter of its own, which the hostfile names."""
 
     @property
-    def network(self) -> tuple[str, str, str]:
-        return "10.77.0.11", "eth0", "=eth0"
+    def places(self) -> list[list[Any]]:
+        """The result of ``place()`` (tests/hosts/user.py) in each rank, if every slot has a rank."""
+        size, places = sum(HOSTS.values()), []
+        for node, (host, slots) in enumerate(HOSTS.items()):
+            places += [[host, len(places) + local, local, node, slots, size] for local in range(slots)]
+        return places
 
     def argv(self, host: str, *argv: str) -> list[str]:
         """See :class:`Hosts`; ``host`` may also be the ``switch``."""
         return [sys.executable, str(NETLAB), "--dir", str(self.folder), "exec", host, *argv]
 
-    def addresses(self, host: str) -> tuple[str, ...]:
-        return ADDRESSES[host]
+    def listeners(self, host: str) -> list[Listener]:
+        """Return the listeners that the host itself sees, except sshd."""
+        done = self.run(host, str(self.other_python), "-m", "tests.strangers", "listeners", cwd=self.folder)
+        assert done.returncode == 0, done.stderr
+        found = [Listener(**fields) for fields in json.loads(done.stdout)]
+        assert {listener.port for listener in found} >= (SSH_PORTS if host != "head" else set()), "it can see"
+        return [listener for listener in found if listener.port not in SSH_PORTS]
 
     def line(self, host: str) -> str:
+        """Return the line of the host in a hostfile."""
         return f"gamma python='{self.other_python}'" if host == "gamma" else host
 
     def has(self, host: str, member: psutil.Process) -> bool:
+        """Tell whether a process is on a host."""
         init = json.loads((self.folder / "pids.json").read_text())[host][0]
         try:
             return os.readlink(f"/proc/{member.pid}/ns/pid") == os.readlink(f"/proc/{init}/ns/pid")

@@ -17,7 +17,7 @@ from tests.conftest import run_members, wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.hosts.lab import Hosts, Lab
+    from tests.hosts.lab import Lab
 
 LEASE_S = 2.0
 
@@ -28,7 +28,7 @@ class Running:
 
     def __init__(
         self,
-        lab: Hosts,
+        lab: Lab,
         place: Path,
         run_id: str,
         script: str,
@@ -96,7 +96,7 @@ class Running:
         return next(child for child in children if child.name() == "ssh" and host in child.cmdline())
 
 
-def set_link(lab: Hosts, host: str, state: str) -> None:
+def set_link(lab: Lab, host: str, state: str) -> None:
     """Plug the network cable of a host in (``up``) or out (``down``)."""
     done = lab.run("switch", "ip", "link", "set", host, state)
     assert done.returncode == 0, done.stderr

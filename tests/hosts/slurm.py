@@ -69,16 +69,6 @@ class SlurmLab(Lab):
 
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    @property
-    def slots(self) -> dict[str, int]:
-        return dict.fromkeys(NODES, SLOTS)
-
-    def addresses(self, host: str) -> tuple[str, ...]:
-        return list(ADDRESSES.values())[NODES.index(host)]
-
-    def line(self, host: str) -> str:
-        return f"{host} slots={SLOTS}"
-
     def environment(self, **more: str) -> dict[str, str]:
         return super().environment(SLURM_CONF=str(self.folder / "slurm.conf"), **more)
 

@@ -1,8 +1,9 @@
-"""``python -m distrain.launch --check``: of this machine, of names behind a program named ssh, and of real hosts with
-something wrong."""
+"""Checks of hosts: by ``--check``, with real measurements by ``check --deep``, and before a launch. Hosts are this
+machine, names behind a program named ssh, and real hosts with something wrong."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,8 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.hosts.conftest import over
-from tests.hosts.faults import blocked_pair, own_disk, python_with, site_of
+from tests.hosts.faults import blocked_pair, own_disk, python_with, site_of, slow_network
+from tests.hosts.test_training import OVER_TORCH
 from tests.nvml import make_driver
 
 if TYPE_CHECKING:
@@ -24,12 +26,11 @@ if TYPE_CHECKING:
     from tests.hosts.one_machine import FakeSsh
     from tests.hosts.user import Ran, User
 
-sampled = pytest.mark.sample(6, of="checks of hosts")
+sampled = pytest.mark.sample(4, of="checks of hosts")
 
 SILENT_HOST = "exec sleep 60"
 OLD_PYTHON = "import platform\nplatform.python_version = lambda: '3.9.1'\n"
 WRONG_CLOCK = "import time\nreal = time.time\ntime.time = lambda: real() - 100.0\n"
-ENDS_AFTER_ITS_HELLO = ': | sh -c "$command"; exit 255'
 
 
 def findings(ran: Ran) -> list[str]:
@@ -43,14 +44,6 @@ def findings(ran: Ran) -> list[str]:
 
 
 # -- hosts that are well ---------------------------------------------------------------------------------------------
-
-
-@sampled
-@over("this_machine")
-def test_this_machine_is_checked_without_a_hostfile(user: User) -> None:
-    ran = user.checks("--num-workers", "50")  # without slots it takes any number
-    assert (findings(ran), ran.err) == ([], "")
-    assert ran.out.splitlines()[-1] == "this host can train"
 
 
 def test_three_hosts_that_are_well_are_shown_with_what_they_have(user: User) -> None:
@@ -133,70 +126,10 @@ def test_a_pair_that_is_blocked_is_named_both_ways(user: User) -> None:
 
 
 @sampled
-def test_a_host_that_is_down_does_not_keep_the_others_from_being_looked_at(user: User) -> None:
-    began = time.monotonic()
-    ran = user.checks("--hosts", "alpha:1,10.77.0.99:1,beta:1")
-    assert time.monotonic() - began < 20.0
-    [text] = findings(ran)
-    assert text.startswith(
-        "✗ 10.77.0.99: distrain's process there has ended: exit code 255, which is ssh's when it cannot connect"
-    )
-    assert "No route to host" in ran.out
-    assert ran.out.count("eth0") == 2
-
-
-@sampled
-@over("fake_ssh")
-def test_an_interface_that_hosts_lack_is_found(user: User) -> None:
-    """A single host needs none."""
-    [text] = findings(user.checks("--hosts", "one:1,two:1", "--interface", "ib77"))
-    assert text.startswith("✗ one, two: it has no network interface ib77 that is up")
-    assert findings(user.checks("--hosts", "one:1", "--interface", "ib77")) == []
-
-
-@sampled
-@over("fake_ssh")
-def test_a_connection_that_breaks_was_one(lab: FakeSsh, user: User) -> None:
-    """Then it is not that ssh could not connect."""
-    lab.make_ssh(ENDS_AFTER_ITS_HELLO)
-    [text] = findings(user.checks("--hosts", "one:1"))
-    assert text.startswith(
-        "✗ one: distrain's process there has ended: exit code 255, which is ssh's when the connection breaks"
-    )
-
-
-@sampled
 @over("this_machine")
 def test_gpus_are_counted_for_as_many_workers_as_are_asked_for(user: User) -> None:
     [text] = findings(user.checks("--use-gpu", "--num-workers", "3", CUDA_VISIBLE_DEVICES=""))
     assert text.startswith("✗ localhost: localhost has 0 GPUs, but 3 workers with 1 each need 3.")
-
-
-# -- this machine ----------------------------------------------------------------------------------------------------
-
-
-@sampled
-@over("this_machine")
-def test_a_storage_that_cannot_be_used_is_an_error_as_in_a_run(user: User) -> None:
-    (user.folder / "runs").write_text("a file")
-    ran = user.checks()
-    assert ran.code == 2
-    assert f"cannot read {user.folder}/runs/" in ran.err
-
-
-@sampled
-@over("this_machine")
-def test_a_storage_that_is_not_local_is_tried_and_left_empty(user: User, tmp_path: Path) -> None:
-    assert findings(user.checks("--storage-path", f"file://{tmp_path}/far")) == []
-    assert list((tmp_path / "far").rglob("*")) == []
-
-
-@sampled
-@over("fake_ssh")
-def test_too_few_slots_for_the_workers_are_a_wrong_command_line(user: User) -> None:
-    ran = user.checks("--hosts", "one:1,two:2", "--num-workers", "50")
-    assert ran.code == 2
-    assert "--num-workers is 50, but the hosts have only 3 slots: one 1, two 2. Ask for fewer workers" in ran.err
 
 
 @sampled
@@ -210,3 +143,55 @@ def test_ctrl_c_ends_a_check_and_leaves_nothing(lab: FakeSsh, user: User) -> Non
         running.send_signal(signal.SIGINT)
         assert running.wait(timeout=4) == 130  # nobody is waited for who has not even answered
     assert list((user.folder / "runs").iterdir()) == []
+
+
+# -- real measurements -----------------------------------------------------------------------------------------------
+
+
+def test_the_host_with_a_slow_network_is_named_and_remembered(user: User) -> None:
+    state = {"XDG_STATE_HOME": str(user.folder / "state")}
+    (user.folder / "hosts").write_text(user.lab.hostfile.read_text())
+    with slow_network(user.lab, "gamma"):
+        ran = user.checks("--deep", "--json", **state)
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert found["ok"]
+    [gamma] = [one["text"] for one in found["problems"] if one["host"] == "gamma" and "slow: send" in one["text"]]
+    assert "% of the median of 2 others" in gamma
+    assert found["hosts"]["gamma"]["slow"]
+    assert found["hosts"]["gamma"]["links"].keys() == {"alpha", "beta:2222"}
+    assert not any(found["hosts"][name]["slow"] for name in ("alpha", "beta:2222"))
+    for host in found["hosts"].values():
+        assert host["results"].keys() == {
+            "cpus", "cpu", "memory", "disk_write", "disk_read", "shm", "send", "all_reduce", "latency",
+        }  # fmt: skip
+        assert all(link.keys() == {"send", "all_reduce", "latency"} for link in host["links"].values())
+    listed = user.python("-m", "distrain", "hosts", "--json", **state)
+    assert [(one["host"], one["what"], one["run"]) for one in json.loads(listed.out)["troubles"]] == [
+        ("gamma", "slow", "distrain check --deep")
+    ]
+    assert user.python("-m", "distrain", "hosts", "--forgive", "all", **state).out == "cleared the record of gamma\n"
+
+
+# -- before a launch --------------------------------------------------------------------------------------------------
+
+TWO = "hosts='alpha:1,beta:1'"
+
+
+@sampled
+def test_a_launch_says_which_hosts_do_not_see_the_storage(user: User) -> None:
+    with own_disk(user.lab, "beta", user.folder / "runs"):
+        ran = user.trains("def train():\n    pass\n", f"num_workers=2, {TWO}")
+    assert ran.code == 0
+    assert "beta does not see the run directory, which cannot be opened: No such file or directory; its" in ran.err
+
+
+@sampled
+def test_a_launch_is_refused_when_a_pair_is_blocked_long_before_the_framework_gives_up(user: User) -> None:
+    began = time.monotonic()
+    with blocked_pair(user.lab):
+        ran = user.trains(OVER_TORCH, f"TorchTrainer, num_workers=2, {TWO}")
+    assert time.monotonic() - began < 30.0
+    assert ran.code == 1
+    assert " cannot connect to it at 10.77.0.1" in ran.err
+    assert "no answer within 4 s" in ran.err

@@ -7,23 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.hosts.conftest import over
-
 if TYPE_CHECKING:
-    from tests.hosts.lab import Hosts
     from tests.hosts.user import User
 
 sampled = pytest.mark.sample(2, of="connections")
 
 TRAIN = "def train():\n    distrain.report({'place': place()})\n"
-
-
-def refusal(user: User, call: str) -> str:
-    began = time.monotonic()
-    ran = user.trains(TRAIN, call)
-    assert ran.code == 1
-    assert time.monotonic() - began < 20.0
-    return ran.err
 
 
 ALIASES = """
@@ -59,24 +48,16 @@ def test_connections_may_be_shared_with_others(user: User) -> None:
 
 
 @sampled
-def test_without_a_key_nobody_is_asked_for_a_password(user: User) -> None:
-    text = refusal(user, "num_workers=1, hosts='alpha:1', ssh_args='-o PubkeyAuthentication=no'")
-    assert "distrain: cannot launch" in text
-    assert "alpha: distrain's process there has ended: exit code 255" in text
-    assert "Permission denied (publickey)" in text
-
-
-@sampled
-def test_an_unknown_host_key_is_refused_and_not_asked_about(user: User) -> None:
-    text = refusal(user, "num_workers=1, hosts='alpha:1', ssh_args='-o UserKnownHostsFile=/dev/null'")
-    assert "Host key verification failed" in text
-
-
-@sampled
-@over("busy_sshd")
-def test_hosts_that_a_busy_sshd_turns_away_are_connected_later(lab: Hosts, user: User) -> None:
-    ran = user.trains("def train():\n    pass\n", "num_workers=6, hostfile=hostfile")
-    assert ran.code == 0, ran.err
-    assert "past MaxStartups" in (lab.folder / "log").read_text()  # which sshd says only once in five minutes
-    ran = user.checks("--hostfile", str(lab.hostfile))
-    assert ran.code == 0, ran.out
+def test_a_refusal_is_told_and_nobody_is_asked(user: User) -> None:
+    """For a password, or whether an unknown host key is right."""
+    for option, words in (
+        ("PubkeyAuthentication=no", "Permission denied (publickey)"),
+        ("UserKnownHostsFile=/dev/null", "Host key verification failed"),
+    ):
+        began = time.monotonic()
+        ran = user.trains(TRAIN, f"num_workers=1, hosts='alpha:1', ssh_args='-o {option}'")
+        assert ran.code == 1
+        assert time.monotonic() - began < 20.0
+        assert "distrain: cannot launch" in ran.err
+        assert "alpha: distrain's process there has ended: exit code 255" in ran.err
+        assert words in ran.err

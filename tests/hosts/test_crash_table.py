@@ -1,14 +1,13 @@
-"""The crash table of hosts: what is killed, cut off or frozen x on which host x with a restart or not x kind of hosts.
+"""The crash table of hosts: what is killed, cut off or frozen x on which host x with a restart or not.
 
 Each cell trains on alpha and beta, strikes one of them, and is followed by the census of tests/conftest.py, which sees
-the processes of all hosts. A normal run of the tests takes a sample of the cells, whose seed is in their names
-(DISTRAIN_TABLE_SEED=N repeats it); ``--all`` takes every cell. tests/process/test_crash_table.py has failures of ranks.
+the processes of all hosts. A normal run of the tests takes a sample of the cells; ``--all`` takes every cell.
+tests/process/test_crash_table.py has failures of ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import signal
 import subprocess
 import time
@@ -19,15 +18,15 @@ import psutil
 import pytest
 
 from tests.conftest import NOTHING_LEFT_WITHIN_S, is_alive, run_members, wait_until
-from tests.hosts.lab import Hosts, Lab, end_lab, start_lab
-from tests.hosts.running import LEASE_S, Running, cut_power, set_link
-from tests.tables import BUSY_FACTOR, deal_cells
+from tests.hosts.running import LEASE_S, Running, set_link
+from tests.tables import BUSY_FACTOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-SAMPLE = 5
+    from tests.hosts.lab import Lab
+
 SEEN_WITHIN_S = 1.0
 """After a connection has broken, or a lease has run out."""
 HANG_TIMEOUT_S = 12.0
@@ -67,27 +66,12 @@ print("FINISHED", result.return_value, flush=True)
 # -- what happens to a host -------------------------------------------------------------------------------------------
 
 
-def kill(name: str) -> Callable[[Running, str], None]:
-    def strike(running: Running, host: str) -> None:
-        match name:
-            case "sshd":
-                victim = running.sshd(host)
-            case "ssh":
-                victim = running.ssh(host)
-            case "worker":
-                victim = running.worker(host)
-            case _:
-                victim = running.program(host, name)
-        victim.kill()
-
-    return strike
+def pull_the_cable(running: Running, host: str) -> None:
+    set_link(running.lab, host, "down")
 
 
-def link(state: str) -> Callable[[Running, str], None]:
-    def strike(running: Running, host: str) -> None:
-        set_link(running.lab, host, state)
-
-    return strike
+def plug_it_in(running: Running, host: str) -> None:
+    set_link(running.lab, host, "up")
 
 
 def everybody(number: int) -> Callable[[Running, str], None]:
@@ -102,13 +86,6 @@ def everybody(number: int) -> Callable[[Running, str], None]:
     return strike
 
 
-def agent(number: int) -> Callable[[Running, str], None]:
-    def strike(running: Running, host: str) -> None:
-        running.program(host, "agent").send_signal(number)
-
-    return strike
-
-
 def nothing(running: Running, host: str) -> None:
     pass
 
@@ -116,93 +93,43 @@ def nothing(running: Running, host: str) -> None:
 @dataclass(frozen=True, kw_only=True)
 class Blow:
     """What is done to a host, and undone at the end; what the run ends with without a restart; and how silent it is:
-    whether it is seen by the lease only. ``loses``: the host, not only its ranks."""
+    whether it is seen by the lease only."""
 
     strike: Callable[[Running, str], None]
     undo: Callable[[Running, str], None] = nothing
-    phrase: str
+    phrase: str = "it has been silent for 2 s"
     silent: bool = False
-    loses: bool = True
 
     @property
     def seen_within_s(self) -> float:
         return BUSY_FACTOR * SEEN_WITHIN_S + LEASE_S * self.silent
 
 
+ENDED = "distrain's process there has ended"
 BLOWS: dict[str, Blow] = {
     "kill -9 sshd": Blow(
-        strike=kill("sshd"), phrase="HOST: distrain's process there has ended: exit code 255, which is ssh's when"
+        strike=lambda running, host: running.sshd(host).kill(), phrase=f"{ENDED}: exit code 255, which is ssh's when"
     ),
     "kill -9 ssh": Blow(
-        strike=kill("ssh"), phrase="HOST: distrain's process there has ended: ssh on this machine was killed by SIGKILL"
+        strike=lambda running, host: running.ssh(host).kill(),
+        phrase=f"{ENDED}: ssh on this machine was killed by SIGKILL",
     ),
-    "kill -9 agent": Blow(strike=kill("agent"), phrase="HOST: distrain's process there has ended: exit code "),
-    "kill -9 forkserver": Blow(
-        strike=kill("forkserver"), phrase="RANK on HOST: lost: the forkserver, its parent, has died", loses=False
+    "kill -9 agent": Blow(
+        strike=lambda running, host: running.program(host, "agent").kill(), phrase=f"{ENDED}: exit code "
     ),
-    "kill -9 worker": Blow(strike=kill("worker"), phrase="RANK on HOST: was killed by SIGKILL (9)", loses=False),
-    "link down": Blow(
-        strike=link("down"),
-        undo=link("up"),
-        phrase="HOST: it has been silent for 2 s",
-        silent=True,
-    ),
-    "SIGSTOP of the host": Blow(
-        strike=everybody(signal.SIGSTOP),
-        undo=everybody(signal.SIGCONT),
-        phrase="HOST: it has been silent for 2 s",
-        silent=True,
-    ),
-    "SIGSTOP of the agent": Blow(
-        strike=agent(signal.SIGSTOP),
-        undo=everybody(signal.SIGCONT),
-        phrase="HOST: it has been silent for 2 s: host or network down",
-        silent=True,
-    ),
+    "link down": Blow(strike=pull_the_cable, undo=plug_it_in, silent=True),
+    "SIGSTOP": Blow(strike=everybody(signal.SIGSTOP), undo=everybody(signal.SIGCONT), silent=True),
 }
 HOSTS = ["alpha", "beta"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    over: str
-    blow: str
-    host: str
-    restarts: int
-
-    def __str__(self) -> str:
-        return f"{self.blow} - {self.host} - {'a restart' if self.restarts else 'no restart'} - {self.over}"
-
-
-HAVE = {
-    "namespaces": [blow for blow in BLOWS if blow != "SIGSTOP of the agent"],
-    "one_sshd": ["kill -9 sshd", "kill -9 agent"],
-    "fake_ssh": [blow for blow in BLOWS if blow not in ("kill -9 sshd", "kill -9 ssh", "link down")],
-}
-"""By kind of the hosts."""
-
-
-def cells() -> list[Cell]:
-    places = itertools.product(HOSTS, (0, 1))
-    return [Cell(over=o, blow=b, host=h, restarts=r) for h, r in places for o, blows in HAVE.items() for b in blows]
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    deal_cells(metafunc, cells(), sample=SAMPLE)
-
-
 @pytest.fixture
-def start(request: pytest.FixtureRequest, tmp_path: Path, test_run_id: str) -> Iterator[Callable[..., Running]]:
-    """Start a run, and wait until it trains. ``over``: hosts, or the name of a fixture of some."""
+def start(lab: Lab, tmp_path: Path, test_run_id: str) -> Iterator[Callable[..., Running]]:
+    """Start a run on alpha and beta, with gamma to spare, and wait until it trains."""
     started: list[Running] = []
 
-    def start(
-        *, over: Hosts | str = "namespaces", hosts: list[str] = HOSTS, script: str = SCRIPT, **failures: float
-    ) -> Running:
-        lab = request.getfixturevalue(over) if isinstance(over, str) else over
-        spare = ["gamma"] if "alpha" in hosts else []
-        place = lab.folder_for(tmp_path)
-        started.append(Running(lab, place, test_run_id, script, hosts=hosts, spare=spare, **failures))
+    def start(script: str = SCRIPT, **failures: float) -> Running:
+        started.append(Running(lab, tmp_path, test_run_id, script, hosts=HOSTS, spare=["gamma"], **failures))
         started[-1].wait_until_it_trains()
         return started[-1]
 
@@ -211,88 +138,57 @@ def start(request: pytest.FixtureRequest, tmp_path: Path, test_run_id: str) -> I
         running.close()
 
 
-def test_a_blow(cell: Cell, start: Callable[..., Running]) -> None:
-    blow, rank = BLOWS[cell.blow], HOSTS.index(cell.host)
-    running = start(over=cell.over, max_failures=cell.restarts)
-    struck_worker, others_worker = running.worker(cell.host), running.worker(HOSTS[1 - rank])
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("name", BLOWS)
+def test_a_blow(start: Callable[..., Running], name: str, host: str, restarts: int) -> None:
+    blow, rank = BLOWS[name], HOSTS.index(host)
+    running = start(max_failures=restarts)
+    struck_worker, others_worker = running.worker(host), running.worker(HOSTS[1 - rank])
     struck = time.monotonic()
-    blow.strike(running, cell.host)
+    blow.strike(running, host)
     try:
         wait_until(lambda: not is_alive(others_worker), what="the stop of the other host's rank")
-        stopped_s = time.monotonic() - struck
-        assert stopped_s < blow.seen_within_s
+        assert time.monotonic() - struck < blow.seen_within_s
         output, ended = running.end()
-        print(f"the others were stopped after {stopped_s:.2f} s, the run ended after {ended - struck:.2f} s")
         assert ended - struck < blow.seen_within_s + ENDS_WITHIN_S
-        if cell.restarts:
+        if restarts:
             assert output.splitlines()[-1] == "FINISHED 1", output
-            if blow.loses:
-                assert f"distrain: rank {rank} on {cell.host} was lost: " in output
-                assert f"distrain: 2 workers on {HOSTS[1 - rank]}, gamma, without {cell.host}\n" in output
-                assert "distrain: trying to reach gamma\n" in output  # and not the host that is left
+            assert f"distrain: rank {rank} on {host} was lost: " in output
+            assert f"distrain: 2 workers on {HOSTS[1 - rank]}, gamma, without {host}\n" in output
+            assert "distrain: trying to reach gamma\n" in output  # and not the host that is left
         else:
-            title = "ENDED ControllerError" if blow.loses else "ENDED WorkerGroupError"
-            phrase = blow.phrase.replace("HOST", cell.host).replace("RANK", f"rank {rank}")
-            assert f"{title} {phrase}" in output
-            assert not blow.loses or "FailureConfig(max_failures=1) lets a run continue once" in output
-        if "SIGSTOP" not in cell.blow:  # by itself, while nobody can reach it
+            assert f"ENDED ControllerError {host}: {blow.phrase}" in output
+            assert "FailureConfig(max_failures=1) lets a run continue once" in output
+        if name != "SIGSTOP":  # by itself, while nobody can reach it
             wait_until(lambda: not is_alive(struck_worker), LEASE_S + BUSY_FACTOR, "the end of the struck host's rank")
     finally:
-        blow.undo(running, cell.host)
+        blow.undo(running, host)
 
 
-def test_a_link_that_is_down_for_less_than_the_lease_does_no_harm(
-    start: Callable[..., Running], request: pytest.FixtureRequest
-) -> None:
-    """With ``--all``, for five seconds of the usual fifteen."""
-    down_s, lease_s = (5.0, 15.0) if request.config.getoption("--all") else (1.0, 4.0)
-    running = start(host_lease_s=lease_s)
-    link("down")(running, "beta")
+def test_a_link_that_is_down_for_less_than_the_lease_does_no_harm(start: Callable[..., Running]) -> None:
+    running = start(host_lease_s=4.0)
+    pull_the_cable(running, "beta")
     try:
         with pytest.raises(subprocess.TimeoutExpired):
-            running.user.wait(timeout=down_s)
+            running.user.wait(timeout=1.0)
     finally:
-        link("up")(running, "beta")
+        plug_it_in(running, "beta")
     running.let_it_finish()
     output, _ = running.end()
     assert output.splitlines()[-1] == "FINISHED 0", output
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    ("over", "host"), [("namespaces", "alpha"), ("namespaces", "beta"), ("one_sshd", "beta"), ("fake_ssh", "beta")]
-)
-def test_nothing_is_left_on_any_host_when_the_users_process_is_killed(
-    start: Callable[..., Running], over: str, host: str
-) -> None:
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("host", HOSTS)
+def test_nothing_is_left_on_any_host_when_the_users_process_is_killed(start: Callable[..., Running], host: str) -> None:
     """Also with an agent that dies in the same moment."""
-    running = start(over=over)
+    running = start()
     agent = running.program(host, "agent")
     running.user.kill()
     agent.kill()
     wait_until(lambda: not run_members(running.run_id), NOTHING_LEFT_WITHIN_S, "the end of all processes")
-
-
-@pytest.mark.sample(1, of="long waits for a host")
-def test_a_host_without_power_is_named(start: Callable[..., Running], tmp_path: Path) -> None:
-    holder = start_lab(tmp_path / "other lab", "one:1", "two:1")
-    try:
-        other = Lab(folder=tmp_path / "other lab")
-        running = start(over=other, hosts=["one", "two"], max_failures=1)
-        worker = running.worker("one")
-        cut_power(other, "two")
-        struck = time.monotonic()
-        wait_until(lambda: not is_alive(worker), what="the stop of the other host's rank")
-        assert time.monotonic() - struck < LEASE_S + BUSY_FACTOR * SEEN_WITHIN_S
-        output, _ = running.end()
-        assert "ENDED ControllerError two: it has been silent for 2 s: host or network down" in output
-        assert (
-            "tried again: distrain's process there has ended: exit code 255, which is ssh's when it cannot connect"
-            in output
-        )
-        assert "two did not come back at once (FailureConfig.host_wait_s)" in output
-    finally:
-        end_lab(holder, tmp_path / "other lab")
 
 
 TORCH = """
@@ -307,11 +203,11 @@ def train():
 """
 
 
-@pytest.mark.sample(1, of="long waits for a host")
+@pytest.mark.slow
 def test_two_hosts_that_do_not_reach_each_other_are_a_hang(start: Callable[..., Running]) -> None:
     """Both live, and both can be reached: nobody is lost, and no rank is to blame."""
     script = SCRIPT.replace("\nrun = ", TORCH + "\nrun = ")
-    running = start(script=script, hang_timeout_s=HANG_TIMEOUT_S)
+    running = start(script, hang_timeout_s=HANG_TIMEOUT_S)
     struck = time.monotonic()
     isolate(running.lab, "on")
     try:

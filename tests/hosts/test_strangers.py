@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickle
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -11,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.conftest import wait_until
-from tests.hosts.conftest import over
 from tests.hosts.faults import python_with
-from tests.hosts.lab import HOSTS, ROOT, Hosts
+from tests.hosts.lab import ADDRESSES, HOSTS, ROOT
 from tests.hosts.test_training import OVER_TORCH
 from tests.strangers import ANY_ADDRESS, Listener, Visit, messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from tests.hosts.user import Ran, User
+    from tests.hosts.lab import Lab
+    from tests.hosts.user import User
 
 sampled = pytest.mark.sample(1, of="strangers")
 
@@ -30,7 +31,7 @@ Answers = dict[tuple[str, int], list[str]]
 
 
 @contextlib.contextmanager
-def stranger_in(lab: Hosts, host: str, bomb: Path, where: Sequence[tuple[str, int]]) -> Iterator[Answers]:
+def stranger_in(lab: Lab, host: str, bomb: Path, where: Sequence[tuple[str, int]]) -> Iterator[Answers]:
     """What the stranger was answered. He stays connected, silent, until the end."""
     argv = lab.argv(host, str(lab.other_python), "-m", "tests.strangers", "visit", str(bomb), json.dumps(where))
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -65,63 +66,56 @@ def train():
 
 
 @sampled
-@over("this_machine", "namespaces")
 def test_only_torch_listens_and_a_stranger_can_have_nothing_unpickled(user: User) -> None:
     """As the README's table says: the store on all interfaces of one host, gloo on each host's own; and for some
-    seconds the agents, if there are several hosts."""
-    lab, hosts, ranks = user.lab, list(user.lab.slots), sum(user.lab.slots.values())
-    own_head = ["head"] if len(hosts) > 1 else []
+    seconds the agents."""
+    lab, hosts, ranks = user.lab, list(HOSTS), sum(HOSTS.values())
+    bomb = user.folder / "bomb"
     first: dict[str, list[Listener]] = {}
     later: dict[str, list[Listener]] = {}
 
     def come_by() -> Answers:
         wait_until(lambda: len(list(user.folder.glob("before-*"))) == ranks, 60.0, "the first all_reduce")
-        first.update({host: lab.listeners(host) for host in [*own_head, *hosts]})
-        where = [(to, found.port) for host in hosts for found in first[host] for to in lab.addresses(host)]
-        with stranger_in(lab, "head", user.folder / "bomb", where) as answered:
+        first.update({host: lab.listeners(host) for host in ("head", *hosts)})
+        where = [(to, found.port) for host in hosts for found in first[host] for to in ADDRESSES[host]]
+        with stranger_in(lab, "head", bomb, where) as answered:
             wait_until(lambda: not any(agents_of(lab.listeners(host)) for host in hosts), what="PORT_OPEN_S")
-            later.update({host: lab.listeners(host) for host in [*own_head, *hosts]})
+            later.update({host: lab.listeners(host) for host in ("head", *hosts)})
             (user.folder / "go").touch()
             wait_until(lambda: len(list(user.folder.glob("after-*"))) == ranks, 60.0, "the second all_reduce")
             return answered
 
-    ran, answered = meanwhile(user, TRAIN, f"TorchTrainer, num_workers={ranks}, hostfile=hostfile", come_by)
-    reports = ran.reports()
+    with ThreadPoolExecutor(1) as pool:
+        trained = pool.submit(user.trains, TRAIN, f"TorchTrainer, num_workers={ranks}, hostfile=hostfile")
+        try:
+            answered = come_by()
+        finally:
+            (user.folder / "go").touch()
+        reports = trained.result().reports()
     assert [report["place"] for report in reports] == lab.places
     assert [report["sum"] for report in reports] == [ranks * (ranks + 1) / 2] * ranks, "strangers do not disturb"
-    assert not (user.folder / "bomb").exists()
+    assert not bomb.exists()
+    pickle.loads(messages(bomb)[0])
+    assert bomb.exists(), "it would have been seen"
 
-    assert [*map(first.get, own_head), *map(later.get, own_head)] == [[]] * 2 * len(own_head), "nor the coordinator"
+    assert first["head"] == later["head"] == [], "nor the coordinator"
     workers = {(report["place"][0], report["pid"]) for report in reports}
-    if len(hosts) == 1:
-        assert {("localhost", found.pid) for found in first["localhost"]} == workers, "nor the agent"
     assert {(host, found.pid) for host in hosts for found in later[host]} == workers
     open_to_all = {(host, f.port, f.pid) for host in hosts for f in first[host] if f.address in ANY_ADDRESS}
     assert open_to_all == {(hosts[0], int(reports[0]["port"]), reports[0]["pid"])}, "the store"
     own = {(host, found.address) for host in hosts for found in first[host] if found.address not in ANY_ADDRESS}
-    assert own == {(host, lab.addresses(host)[0]) for host in hosts}
+    assert own == {(host, ADDRESSES[host][0]) for host in hosts}
     lasting = {
         (to, found.port)
         for host in hosts
         for found in later[host]
-        for to in (lab.addresses(host) if found.address in ANY_ADDRESS else [found.address])
+        for to in (ADDRESSES[host] if found.address in ANY_ADDRESS else [found.address])
     }
     assert {where for where, answers in answered.items() if answers} >= lasting, "the stranger has reached them"
 
 
 def agents_of(found: list[Listener]) -> list[Listener]:
     return [listener for listener in found if "agent" in listener.command and "forkserver" not in listener.command]
-
-
-def meanwhile(user: User, train: str, call: str, come_by: Callable[[], Answers]) -> tuple[Ran, Answers]:
-    """What came of a training, and of what was done while it ran."""
-    with ThreadPoolExecutor(1) as pool:
-        ran = pool.submit(user.trains, train, call)
-        try:
-            seen = come_by()
-        finally:
-            (user.folder / "go").touch()
-        return ran.result(), seen
 
 
 # -- the listeners of our own ----------------------------------------------------------------------------------------
@@ -177,16 +171,3 @@ def test_a_stranger_does_not_disturb_a_launch(user: User) -> None:
             ran = trained.result()
     assert [report["sum"] for report in ran.reports()] == [3.0] * 2
     assert "connect to it" not in ran.err
-
-
-# -- the stranger ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("lab", "host"), [("this_machine", "localhost"), *(("namespaces", host) for host in HOSTS)], indirect=["lab"]
-)
-def test_the_bomb_of_the_stranger_would_be_seen_from_every_host(user: User, host: str) -> None:
-    (user.folder / "message").write_bytes(messages(user.folder / "bomb")[0])
-    source = "import pickle, sys; pickle.load(open('message', 'rb'))"
-    assert user.lab.run(host, str(user.lab.other_python), "-c", source, cwd=user.folder).returncode == 0
-    assert (user.folder / "bomb").is_dir()

@@ -8,12 +8,10 @@ import socket
 from typing import TYPE_CHECKING
 
 import distrain
-from distrain import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
+from distrain import FailureConfig
 from tests.process.conftest import reported
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.process.conftest import Fit
 
 
@@ -45,15 +43,3 @@ def test_every_rank_can_be_reached_and_a_restart_has_new_addresses(any_fit: Fit)
     attempts = [[line["coordinator"], *line["peers"]] for line in ranks[0]]
     assert [len({place_of(address)[1] for address in addresses}) for addresses in attempts] == [3, 3]
     assert attempts[0] != attempts[1]  # one of the ports may come again by chance
-
-
-def test_without_workers_there_is_one_address(storage: Path) -> None:
-    def train() -> tuple[str, list[str]]:
-        context = distrain.get_context()
-        return context.get_coordinator_address(), context.get_worker_addresses()
-
-    run_config = RunConfig(storage_path=storage)
-    result = DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=0), run_config=run_config).fit()
-    coordinator, [own] = result.return_value
-    assert {place_of(coordinator)[0], place_of(own)[0]} == {"127.0.0.1"}
-    assert coordinator != own

@@ -11,7 +11,6 @@ import pytest
 from distrain import Result
 from tests.documentation import ROOT, blocks_of
 from tests.process.conftest import SSH_THAT_CLEARS_THE_ENVIRONMENT, make_fake_ssh
-from tests.process.test_notebooks import run_notebook
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,23 +105,6 @@ def test_a_module_that_fails_shows_its_own_lines(tmp_path: Path, monkeypatch: py
     *_, trace = done.stderr.rpartition("Traceback (most recent call last):\n  File ")
     assert trace.startswith(f'"{tmp_path}/train.py", line 19, in <module>\n    main()\n  File "{tmp_path}/train.py"')
     assert "ModuleNotFoundError: ray has no 'serve' here: distrain does not serve models" in trace.splitlines()[-1]
-
-
-@sampled
-def test_a_notebook_imports_it_in_a_cell(tmp_path: Path) -> None:
-    shown = run_notebook(
-        [
-            "import distrain.as_ray",
-            "from ray import train\nfrom ray.train.data_parallel_trainer import DataParallelTrainer",
-            "def train_func():\n    train.report({'rank': train.get_context().get_world_rank()})\n    return 'done'",
-            "options = {'run_config': train.RunConfig(storage_path='runs')}",
-            "options['scaling_config'] = train.ScalingConfig(num_workers=2)",
-            "result = DataParallelTrainer(train_func, **options).fit()",
-            "print(result.metrics, result.return_value)",
-        ],
-        tmp_path,
-    )
-    assert shown[6].text() == "{'rank': 0} done\n"
 
 
 @sampled

@@ -22,7 +22,6 @@ from distrain.as_ray.tune.trainables import (
 from distrain.as_ray.tune.tuner import TuneConfig, Tuner
 from distrain.coordinator import stop_signals
 from distrain.coordinator.trainer import DataParallelTrainer
-from distrain.errors import ResourcesError
 from tests.conftest import wait_until
 from tests.stand_in import leave
 
@@ -139,11 +138,6 @@ def test_a_stop_ends_the_sweep_and_the_next_fit_runs_the_other_trials(
     assert [result.metrics["loss"] for result in results] == [0, 1]
     assert "continuing the unfinished sweep" in caplog.text
     assert (tmp_path / "began-0").read_text() == "x"  # it had finished
-
-
-def test_a_trial_that_cannot_begin_ends_the_sweep(storage: Path) -> None:
-    with pytest.raises(ResourcesError, match="memory"):
-        sweep(with_resources(print, {"memory": 1e18}), storage).fit()
 
 
 @pytest.mark.parametrize(

@@ -73,20 +73,6 @@ def attempt() -> int:
     return int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 
-def test_every_row_of_reports_is_handed_over_once_and_in_order(any_fit: Fit) -> None:
-    def train() -> None:
-        for step in range(20):
-            time.sleep(0.002 * ((step + rank()) % 3))
-            distrain.report({"step": step, "rank": rank()})
-
-    recorder = Recorder()
-    any_fit(train, workers=3, callbacks=[recorder])
-    assert recorder.reports == [[{"step": step, "rank": number} for number in range(3)] for step in range(20)]
-    assert recorder.checkpoints == [None] * 20
-    assert recorder.exceptions == []
-    assert [thread.name for thread in recorder.threads] == ["distrain-callbacks"]
-
-
 @pytest.mark.parametrize("ranks", ["all ranks", "rank 0"])
 def test_a_row_has_the_checkpoint_that_was_committed_with_it(fit: Fit, tmp_path: Path, ranks: str) -> None:
     def train() -> None:
@@ -160,47 +146,3 @@ def test_what_was_reported_before_a_failure_is_handed_over_before_it(fit: Fit) -
         [2, None],
     ]
     assert [sorted(exceptions) for exceptions in recorder.exceptions] == [[1]]
-
-
-def test_nothing_of_the_attempt_lives_when_it_is_told_about(fit: Fit) -> None:
-    class Looking(Recorder):
-        alive: bool | None = None
-
-        def after_exception(self, *arguments: Any) -> None:
-            super().after_exception(*arguments)
-            pids = [int(metrics["pid"]) for metrics in self.reports[0] if metrics]
-            self.alive = any(Path(f"/proc/{pid}").exists() for pid in pids)
-
-    def train() -> None:
-        distrain.report({"pid": os.getpid()})
-        distrain.collective.barrier()
-        if rank() == 1:
-            os._exit(3)
-        time.sleep(1000)
-
-    recorder = Looking()
-    with pytest.raises(WorkerGroupError):
-        fit(train, callbacks=[recorder])
-    assert len(recorder.reports[0]) == 2
-    assert recorder.alive is False
-
-
-def test_without_workers_callbacks_are_called_the_same_way(fit: Fit, tmp_path: Path) -> None:
-    def train(config: dict[str, Any]) -> int:
-        folder = place / f"model-{attempt()}"
-        folder.mkdir()
-        (folder / "weights.txt").write_text("1 2 3")
-        distrain.report({"attempt": attempt()}, checkpoint=Checkpoint(folder))
-        if attempt() == 0:
-            raise ValueError("boom")
-        return attempt()
-
-    place = tmp_path
-    recorder = Recorder()
-    result = fit(train, {}, workers=0, callbacks=[recorder], failure_config=FailureConfig(max_failures=1))
-    assert result.return_value == 1
-    assert recorder.story == ["begin", "report", "exception", "report", "end"]
-    assert recorder.reports == [[{"attempt": 0}], [{"attempt": 1}]]
-    assert recorder.checkpoints == ["checkpoint_000000", "checkpoint_000001"]
-    assert recorder.commits == [("checkpoint_000000", {"attempt": 0}), ("checkpoint_000001", {"attempt": 1})]
-    assert isinstance(recorder.exceptions[0][0], ValueError)

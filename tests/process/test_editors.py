@@ -177,31 +177,6 @@ def test_whoever_is_killed_while_an_editor_has_stopped_a_rank_training_goes_on(
         assert who != "rank" or "rank 0 has ended" in command.shown
 
 
-def test_breakpoint_stops_for_the_editor_that_is_attached(
-    fit: Fit, thread: Callable[..., Future[Result]], tmp_path: Path
-) -> None:
-    def train(config: dict[str, Any]) -> int:
-        number = 0
-        while not Path(config["go"]).exists():
-            distrain.report({})
-            time.sleep(0.01)
-        breakpoint()
-        time.sleep(0.0)  # after breakpoint()
-        return number
-
-    run = fit.storage / "run"
-    training = thread(fit, train, {"go": str(tmp_path / "go")}, name="run", workers=1)
-    wait_for_reports(run)
-    with attached(run, 0) as (editor, _):
-        (tmp_path / "go").touch()
-        frame, stack = editor.stopped_at()
-        assert stack[0] == ("train", line_of("after breakpoint()"))
-        editor.ask("setExpression", expression="number", value="7", frameId=frame)
-        editor.ask("disconnect", terminateDebuggee=False)
-        editor.close()
-        assert training.result(timeout=30.0).return_value == 7
-
-
 def test_what_stands_in_the_way_is_said(fit: Fit, thread: Callable[..., Future[Result]], tmp_path: Path) -> None:
     def train(config: dict[str, Any]) -> None:
         sys.modules["debugpy"] = None  # type: ignore[assignment]  # as if it were not installed

@@ -17,7 +17,7 @@ import pytest
 
 import distrain
 from distrain.hosts import host_info
-from tests.process.conftest import WAYS, Fit, make_fit, records, reported
+from tests.process.conftest import OPPOSITE_WAYS, Fit, make_fit, records, reported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ def look_around(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"greeting": config["greeting"] * 2}
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=OPPOSITE_WAYS)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One run of :func:`look_around` per way, and what the user's process looked like."""
     folder = tmp_path_factory.mktemp("run")
@@ -72,23 +72,21 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         patch.delenv("PYTHONPATH", raising=False)
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         result = make_fit(request.param, folder)(look_around, {"greeting": "grüß"}, workers=3)
-        user = {"path": list(sys.path), "arguments": list(sys.argv), "directory": os.getcwd()}
+        user = {
+            "path": list(sys.path),
+            "arguments": list(sys.argv),
+            "directory": os.getcwd(),
+            "executable": sys.executable,
+        }
     ranks = [reported(result.path, rank)[0] for rank in range(3)]
     return {"result": result, "ranks": ranks, "user": user}
 
 
-def test_the_config_arrives_and_the_return_value_comes_back(run: dict[str, Any]) -> None:
-    assert run["result"].return_value == {"greeting": "grüßgrüß"}
-    assert run["result"].error is None
-
-
-def test_every_rank_knows_its_place(run: dict[str, Any]) -> None:
+def test_every_rank_knows_its_place_also_as_torchrun_tells_it(run: dict[str, Any]) -> None:
     assert [facts["world"] for facts in run["ranks"]] == [[0, 3], [1, 3], [2, 3]]
     assert [facts["local"] for facts in run["ranks"]] == [[0, 3, 0], [1, 3, 0], [2, 3, 0]]
     assert len({facts["pid"] for facts in run["ranks"]}) == 3
-
-
-def test_torchruns_variables_are_set(run: dict[str, Any]) -> None:
+    assert len({facts["environment"]["MASTER_PORT"] for facts in run["ranks"]}) == 1
     for rank, facts in enumerate(run["ranks"]):
         environment = facts["environment"]
         expected = {
@@ -107,57 +105,21 @@ def test_torchruns_variables_are_set(run: dict[str, Any]) -> None:
         }
         assert {name: environment.get(name) for name in expected} == {k: str(v) for k, v in expected.items()}
         assert environment["TORCHELASTIC_RUN_ID"]
+        assert environment["OMP_NUM_THREADS"] == str(max(1, host_info.usable_cpus() // 3))
 
 
-def test_all_ranks_have_one_rendezvous_port(run: dict[str, Any]) -> None:
-    ports = {facts["environment"]["MASTER_PORT"] for facts in run["ranks"]}
-    assert len(ports) == 1
-    assert int(ports.pop()) > 1023
-
-
-def test_the_users_directory_path_and_arguments_are_there(run: dict[str, Any]) -> None:
+def test_train_func_finds_what_the_user_has(run: dict[str, Any]) -> None:
+    """And what it returns comes back."""
+    assert run["result"].return_value == {"greeting": "grüßgrüß"}
+    assert run["result"].error is None
     for facts in run["ranks"]:
-        assert facts["directory"] == run["user"]["directory"]
-        assert facts["path"] == run["user"]["path"]
-        assert facts["arguments"] == run["user"]["arguments"]
-        assert facts["executable"] == sys.executable
-
-
-def test_the_users_environment_is_there(run: dict[str, Any]) -> None:
-    for facts in run["ranks"]:
+        assert {name: facts[name] for name in run["user"]} == run["user"]
         assert facts["environment"]["USERS_OWN"] == "value with 'quotes' \n and ümläuts"
-
-
-def test_train_func_has_the_main_thread_and_no_other_is_ours(run: dict[str, Any]) -> None:
-    for facts in run["ranks"]:
         assert facts["main thread"]
-        assert facts["threads"] == 1
-
-
-def test_workers_lead_sessions_of_their_own(run: dict[str, Any]) -> None:
-    assert all(facts["session"] == facts["pid"] for facts in run["ranks"])
-
-
-def test_nothing_heavy_is_imported_for_the_user(run: dict[str, Any]) -> None:
-    for facts in run["ranks"]:
+        assert facts["threads"] == 1, "no other is ours"
+        assert facts["session"] == facts["pid"], "it leads a session of its own"
         assert not {"torch", "pandas", "rich", "IPython"} & set(facts["modules"])
-
-
-def test_threads_for_openmp_are_shared_out(run: dict[str, Any]) -> None:
-    expected = str(max(1, host_info.usable_cpus() // 3))
-    assert {facts["environment"]["OMP_NUM_THREADS"] for facts in run["ranks"]} == {expected}
-
-
-def test_input_says_why_there_is_none(run: dict[str, Any]) -> None:
-    assert all("no terminal" in facts["stdin"] for facts in run["ranks"])
-
-
-def test_the_users_number_of_openmp_threads_is_kept(any_fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
-    def train() -> str:
-        return os.environ["OMP_NUM_THREADS"]
-
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert any_fit(train, workers=1).return_value == "7"
+        assert "no terminal" in facts["stdin"]
 
 
 def test_random_numbers_differ_between_ranks_and_attempts(any_fit: Fit) -> None:
@@ -177,18 +139,6 @@ def test_random_numbers_differ_between_ranks_and_attempts(any_fit: Fit) -> None:
     assert {record["attempt"] for record in records(result.path)} == {0, 1}
     for source in ("python", "numpy"):
         assert len({draw[source] for draw in drawn}) == 4, source
-
-
-def test_a_seed_makes_random_numbers_repeat(any_fit: Fit) -> None:
-    def train() -> None:
-        random.seed(7)
-        np.random.seed(7)
-        distrain.report({"python": random.random(), "numpy": float(np.random.random())})
-
-    result = any_fit(train)
-    random.seed(7)
-    expected = {"python": random.random(), "numpy": float(np.random.RandomState(7).random())}
-    assert reported(result.path) == [expected, expected]
 
 
 @pytest.fixture
@@ -222,35 +172,6 @@ def test_a_preload_that_starts_a_thread_means_fresh_interpreters_and_is_said_onc
     [notice] = [line for line in capsys.readouterr().err.splitlines() if "new interpreters" in line]
     assert "importing threaded_package started 1 thread (watcher)" in notice
     assert 'ScalingConfig(start_method="spawn")' in notice
-
-
-def test_workers_that_use_pyarrow_are_forks(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("pyarrow")
-
-    def train() -> None:
-        import pyarrow
-
-        distrain.report({"sum": sum(pyarrow.array([1, 2]).to_pylist()), "set": "JE_ARROW_MALLOC_CONF" in os.environ})
-
-    result = fit(train, workers=2)
-    assert reported(result.path) == [{"sum": 3, "set": False}] * 2
-    assert "new interpreters" not in capsys.readouterr().err
-
-
-def test_a_setting_of_the_user_for_pyarrow_is_kept(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("pyarrow")
-    monkeypatch.setenv("JE_ARROW_MALLOC_CONF", "background_thread:true")
-
-    def train() -> None:
-        import pyarrow
-
-        distrain.report({"sum": sum(pyarrow.array([1, 2]).to_pylist()), "kept": os.environ["JE_ARROW_MALLOC_CONF"]})
-
-    result = fit(train)
-    assert reported(result.path) == [{"sum": 3, "kept": "background_thread:true"}] * 2
-    assert "importing pyarrow started 1 thread (jemalloc_bg_thd)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("answer", "forks"), [(0, False), (3, True)], ids=["initialised", "not initialised"])
@@ -287,20 +208,6 @@ def test_a_preload_that_initialises_cuda_means_fresh_interpreters(
     expected = {"own": not forks, "imported with": "1" if forks else None, "trains with": None}
     assert reported(result.path) == [expected]
     assert ("an imported module initialised CUDA" in capsys.readouterr().err) is not forks
-
-
-def test_an_installed_module_that_train_func_imports_is_imported_once_per_host(
-    fit: Fit, install: Callable[[str, str], int]
-) -> None:
-    install("slow_package", "import os\nPID = os.getpid()\n")
-
-    def train() -> None:
-        import slow_package
-
-        distrain.report({"importer": slow_package.PID})
-
-    result = fit(train, workers=3)
-    assert len({metrics["importer"] for metrics in reported(result.path)}) == 1
 
 
 def test_workers_do_not_clean_up_after_a_preload_but_after_themselves(

@@ -28,7 +28,6 @@ from distrain import (
     DistrainError,
     FailureConfig,
     LaunchError,
-    ResourcesError,
     Result,
     RunConfig,
     ScalingConfig,
@@ -39,7 +38,7 @@ from distrain import (
 from distrain.api import current
 from distrain.collective import broadcast_from_rank_zero
 from distrain.coordinator.ranks.this_process import OwnRank
-from tests.process.conftest import files_of, records, reported
+from tests.process.conftest import files_of, reported
 
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -134,65 +133,6 @@ def test_the_run_directory_is_that_of_one_worker(local: Local) -> None:
     assert Result.from_path(results[0].path).metrics == results[0].metrics
 
 
-def test_a_retry_resumes_from_the_checkpoint_as_a_worker_would(local: Local) -> None:
-    config = {"epochs": 3, "fail_at": 2, "error": ValueError("once")}
-    results = [local(epochs, config, workers=n, name=f"with-{n}", max_failures=1) for n in (0, 1)]
-    same_results(*results)
-    assert results[0].return_value == 2
-    assert [(line["attempt"], line["index"]) for line in records(results[0].path)] == [(0, 1), (0, 2), (1, 1)]
-    assert len(run_json(results[0].path)["attempts"]) == 2
-
-
-def test_the_context_is_that_of_one_worker(local: Local) -> None:
-    def train() -> dict[str, Any]:
-        context = distrain.get_context()
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
-        return {
-            "environment": {name: os.environ[name] for name in names},
-            "ranks": [context.get_world_rank(), context.get_local_rank(), context.get_node_rank()],
-            "sizes": [context.get_world_size(), context.get_local_world_size()],
-            "resources": context.get_trial_resources(),
-            "name": context.get_experiment_name(),
-            "attempt": context.attempt,
-            "port": int(os.environ["MASTER_PORT"]) > 0,
-        }
-
-    zero, one = (local(train, workers=n, name=f"with-{n}").return_value for n in (0, 1))
-    assert (zero.pop("name"), one.pop("name")) == ("with-0", "with-1")
-    assert zero == one
-
-
-def test_the_address_that_workers_would_use_is_not_that_of_this_process(local: Local) -> None:
-    """The user names the address of another host, and debugs in this process."""
-    result = local(
-        lambda: os.environ["MASTER_ADDR"],
-        worker_runtime_env={"env_vars": {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1"}},
-    )
-    assert result.return_value == "127.0.0.1"
-
-
-def test_an_unfinished_run_goes_on_and_may_change_its_number_of_workers(local: Local) -> None:
-    with pytest.raises(WorkerGroupError):
-        local(epochs, {"epochs": 3, "fail_at": 1, "error": ValueError("no")}, name="run")
-    with pytest.raises(WorkerGroupError):
-        local(epochs, {"epochs": 3, "fail_at": 2, "error": ValueError("no")}, name="run", workers=1)
-    result = local(epochs, {"epochs": 3}, name="run")
-    assert result.return_value == 2
-    assert [(line["attempt"], line["metrics"]["epoch"]) for line in records(result.path)] == [(0, 0), (1, 1), (2, 2)]
-
-
-def test_resources_are_checked(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    trainer = DataParallelTrainer(
-        pytest.fail,
-        scaling_config=ScalingConfig(num_workers=0, use_gpu=True),
-        run_config=RunConfig(storage_path=storage, name="run"),
-    )
-    with pytest.raises(ResourcesError, match="Leave out use_gpu=True"):
-        trainer.fit()
-    assert run_json(storage / "run")["status"] == "failed"
-
-
 # -- in this very process --------------------------------------------------------------------------------------------
 
 
@@ -246,22 +186,6 @@ def test_also_after_a_failure(local: Local, error: BaseException) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_in_a_thread(local: Local) -> None:
-    outcomes: list[Any] = []
-
-    def in_thread() -> None:
-        outcomes.append(local(epochs, {"epochs": 2}).metrics)
-        try:
-            local(epochs, {"epochs": 2, "fail_at": 1, "error": ValueError("no")})
-        except WorkerGroupError as raised:
-            outcomes.append(type(raised.original))
-
-    thread = threading.Thread(target=in_thread)
-    thread.start()
-    thread.join()
-    assert outcomes == [{"epoch": 1, "loss": 0}, ValueError]
-
-
 def test_workers_can_be_started_from_here(local: Local) -> None:
     """They are ranks of their own, whatever this process is."""
 
@@ -277,18 +201,6 @@ def test_workers_can_be_started_from_here(local: Local) -> None:
     result = local(train, {"storage": Path(tempfile.mkdtemp())})
     assert result.return_value == [2, 7]
     assert result.metrics == {"mine": 1}
-
-
-def test_a_retry_gets_the_config_as_it_was(local: Local) -> None:
-    def train(config: dict[str, Any]) -> Any:
-        taken = config.pop("x"), config["list"].pop()
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            raise ValueError("once")
-        return taken
-
-    config = {"x": 3, "list": [1, 2]}
-    assert local(train, config, max_failures=1).return_value == (3, 2)
-    assert config == {"x": 3, "list": [1, 2]}
 
 
 def test_two_threads_cannot_train_here_at_once(local: Local) -> None:
@@ -312,13 +224,6 @@ def test_two_threads_cannot_train_here_at_once(local: Local) -> None:
         thread.join()
     assert dict(os.environ) == before
     assert local(lambda: "afterwards").return_value == "afterwards"
-
-
-def test_no_descriptors_are_left(local: Local) -> None:
-    local(lambda: None)
-    before = len(os.listdir("/proc/self/fd"))
-    local(lambda: None)
-    assert len(os.listdir("/proc/self/fd")) <= before  # one of an earlier test may be closed meanwhile
 
 
 def test_a_signal_ends_a_child_of_train_func_that_calls_should_stop(local: Local) -> None:
@@ -422,45 +327,12 @@ def test_the_traceback_ends_where_fit_was_called(local: Local, workers: int, err
     assert "direct cause" not in shown
 
 
-def test_the_failure_screen_names_no_logs_that_are_not_there(local: Local) -> None:
-    with pytest.raises(WorkerGroupError) as raised:
-        local(epochs, {"epochs": 1, "fail_at": 0, "error": ValueError("no")})
-    for line in str(raised.value).splitlines():
-        if line.startswith(("logs:", "run:")):
-            assert Path(line.partition(":")[2].strip()).exists(), line
-
-
 @pytest.mark.parametrize(("code", "exit_code"), [(3, 3), ("no", 1)])
 def test_sys_exit_with_a_code_is_a_failure(local: Local, code: Any, exit_code: int) -> None:
     with pytest.raises(WorkerGroupError, match=r"sys\.exit") as raised:
         local(lambda: sys.exit(code))
     assert raised.value.exit_code == exit_code
     assert isinstance(raised.value.original, SystemExit)
-
-
-def test_retries_are_counted(local: Local, capsys: pytest.CaptureFixture[str]) -> None:
-    def train() -> None:
-        attempts.append(os.environ["TORCHELASTIC_RESTART_COUNT"])
-        raise ValueError(f"attempt {len(attempts)}")
-
-    attempts: list[str] = []
-    with pytest.raises(WorkerGroupError, match="attempt 3"):
-        local(train, max_failures=2)
-    assert attempts == ["0", "1", "2"]
-    said = capsys.readouterr().err
-    for number in (1, 2):
-        assert f"rank 0 failed: ValueError: attempt {number} (test_local.py:" in said
-        assert f"restart {number} of 2, from scratch" in said
-    assert "rank_0.log" not in said
-
-
-def test_ctrl_c_ends_fit_and_the_run_goes_on_next_time(local: Local, storage: Path) -> None:
-    config: dict[str, Any] = {"epochs": 3, "fail_at": 2, "error": KeyboardInterrupt()}
-    with pytest.raises(KeyboardInterrupt):
-        local(epochs, config, name="run", max_failures=5)
-    assert run_json(storage / "run")["status"] == "stopped"
-    result = local(epochs, {"epochs": 3}, name="run")
-    assert (result.return_value, Path(result.path).name) == (2, "run")
 
 
 SIGNALLED = """
@@ -501,16 +373,6 @@ def test_a_signal_unwinds_and_leaves_an_unfinished_run(
     assert lines[-1] == str({"step": 1} if number == "SIGTERM" else None)
     assert run_json(storage / "run")["status"] == "stopped"
     assert len(list((storage / "run").glob("checkpoint_*"))) == 1
-
-
-def test_the_users_own_sigterm_handler_stays(local: Local) -> None:
-    heard: list[int] = []
-    previous = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-    try:
-        assert local(lambda: os.kill(os.getpid(), signal.SIGTERM)).return_value is None
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-    assert heard == [signal.SIGTERM]
 
 
 # -- a run directory that cannot be written --------------------------------------------------------------------------
@@ -557,10 +419,3 @@ def test_a_script_runs_in_the_process_of_the_launcher(tmp_path: Path) -> None:
     assert (run.returncode, run.stdout) == (0, f"typed {os.getpid()} 1\n"), run.stderr
     [folder] = (tmp_path / "runs").iterdir()
     assert reported(folder) == [{"argument": "argument", "name": "__main__", "answer": 42}]
-
-
-def test_a_function_runs_in_the_process_of_the_launcher(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import os, sys\ndef train(config):\n    sys.exit(config['code'])\n")
-    command = [sys.executable, "-m", "distrain.launch", "--num-workers", "0", "--storage-path", str(tmp_path / "runs")]
-    run = subprocess.run([*command, "--set", "code=7", "train:train"], cwd=tmp_path, capture_output=True, timeout=60)
-    assert run.returncode == 7, run.stderr

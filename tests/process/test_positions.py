@@ -52,10 +52,3 @@ def test_positions_travel_with_the_checkpoint(storage: Path) -> None:
     assert result.checkpoint is not None
     stored = result.checkpoint.get_metadata()[POSITIONS]
     assert stored == {"train": {str(rank): {"step": 2, "of": rank} for rank in range(3)}}
-
-
-def test_without_workers_too(storage: Path) -> None:
-    first = fit(storage, 0, once=False)
-    assert first.return_value == {}
-    assert first.checkpoint is not None
-    assert first.checkpoint.get_metadata() == {POSITIONS: {"train": {"0": {"step": 2, "of": 0}}}}

@@ -27,7 +27,7 @@ from distrain.coordinator.connection.transport import CommandTransport
 from distrain.coordinator.fit import run_work
 from distrain.hosts.hostfile import HostSpec
 from distrain.worker.job.job import FunctionWork
-from tests.process.conftest import SSH_THAT_CLEARS_THE_ENVIRONMENT, SSH_THAT_EXECUTES, Fit, make_fake_ssh, reported
+from tests.process.conftest import SSH_THAT_EXECUTES, Fit, make_fake_ssh
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +68,6 @@ def python(source: str) -> str:
 @pytest.mark.parametrize(
     "chatter",
     [
-        "echo 'Welcome to far!'; echo 'Last login: never' >&2",
         "head -c 300000 /dev/zero | tr '\\0' 'x'",
         r"printf '\000\377 distrain\000 \000distr\000'",
         "yes 'a very long greeting' | head -n 5000",
@@ -78,19 +77,16 @@ def test_login_chatter_does_no_harm(over: Over, chatter: str) -> None:
     assert over(f"{chatter}\n{SSH_THAT_EXECUTES}")(lambda: "works").return_value == "works"
 
 
+def test_a_host_whose_busy_sshd_hangs_up_is_connected_later(over: Over, tmp_path: Path) -> None:
+    hangs_up = "echo 'kex_exchange_identification: Connection closed by remote host' >&2; exit 255"
+    first = f"if [ ! -e {tmp_path}/came ]; then touch {tmp_path}/came; {hangs_up}; fi"
+    assert over(f"{first}\n{SSH_THAT_EXECUTES}")(lambda: "works").return_value == "works"
+
+
 def test_garbage_and_exit_255_are_quoted(over: Over) -> None:
     text = failure(over("echo 'far: Name or service not known' >&2; echo 'some garbage'; exit 255"))
-    assert "otherhost" in text
-    assert "exit code 255" in text
-    assert "Name or service not known" in text
-    assert "some garbage" in text
-    assert "ssh -T otherhost" in text
-
-
-def test_a_host_without_python_is_quoted(over: Over) -> None:
-    text = failure(over("echo 'sh: 1: python: not found' >&2; exit 127"))
-    assert "exit code 127" in text
-    assert "python: not found" in text
+    for words in ("otherhost", "exit code 255", "Name or service not known", "some garbage", "ssh -T otherhost"):
+        assert words in text
 
 
 def test_a_missing_ssh_is_an_error_that_names_it(storage: Path) -> None:
@@ -100,13 +96,7 @@ def test_a_missing_ssh_is_an_error_that_names_it(storage: Path) -> None:
     assert "/nowhere/ssh" in text
 
 
-@pytest.mark.parametrize("end", ["exit 0", "kill -9 $$"])
-def test_a_silent_end_is_told_too(over: Over, end: str) -> None:
-    text = failure(over(end))
-    assert ("exit code 0" if end == "exit 0" else "SIGKILL") in text
-
-
-@pytest.mark.parametrize(("wire", "version"), [(1, "9.9.9"), (99, __version__), (99, "9.9.9")])
+@pytest.mark.parametrize(("wire", "version"), [(1, "9.9.9"), (99, __version__)])
 def test_another_version_is_refused_with_the_command_that_mends_it(over: Over, wire: int, version: str) -> None:
     text = failure(over(python(OTHER_VERSION.format(wire=wire, distrain=version))))
     assert f"distrain {version}" in text
@@ -119,16 +109,6 @@ def test_an_agent_that_talks_nonsense_is_refused(over: Over) -> None:
         "sys.stdout.buffer.write(wire.MAGIC + b'\\xff' * 100)\nsys.stdout.flush()\nsys.stdin.read()"
     )
     assert "protocol" in failure(over(python(source)))
-
-
-def test_nothing_of_the_users_environment_is_needed_to_start(over: Over) -> None:
-    """What reaches the far side is argv only, as with the real ssh."""
-    fit = over(SSH_THAT_CLEARS_THE_ENVIRONMENT)
-
-    def train() -> int:
-        return distrain.get_context().get_world_size()
-
-    assert fit(train).return_value == 2
 
 
 # -- two hosts -------------------------------------------------------------------------------------------------------
@@ -157,17 +137,6 @@ def fit_on(hosts: Sequence[CommandTransport], storage: Path, function: Callable[
         RunConfig(storage_path=storage, **run),
         transports=hosts,
     )
-
-
-def test_ranks_are_spread_over_two_hosts(tmp_path: Path, storage: Path) -> None:
-    def train() -> None:
-        names = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "WORLD_SIZE")
-        distrain.report({"place": [int(os.environ[name]) for name in names], "port": os.environ["MASTER_PORT"]})
-
-    result = fit_on(two_hosts(tmp_path), storage, train)
-    places = [reported(result.path, rank)[0]["place"] for rank in range(3)]
-    assert places == [[0, 0, 0, 0, 2, 2, 3], [1, 1, 0, 0, 2, 2, 3], [2, 0, 1, 1, 1, 2, 3]]
-    assert len({metrics["port"] for metrics in reported(result.path)}) == 1
 
 
 def test_a_failure_on_one_host_ends_the_other_too(tmp_path: Path, storage: Path) -> None:

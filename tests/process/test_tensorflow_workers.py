@@ -14,13 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import distrain
-from distrain import FailureConfig, ScalingConfig, TrainingFailedError, WorkerGroupError
-from distrain.coordinator.connection.transport import LocalTransport
-from distrain.coordinator.fit import run_work
-from distrain.hosts.hostfile import HostSpec
+from distrain import FailureConfig, ScalingConfig, WorkerGroupError
 from distrain.tensorflow import TensorflowConfig, TensorflowTrainer
-from distrain.worker.job.job import FunctionWork
-from tests.process.conftest import SSH_THAT_CLEARS_THE_ENVIRONMENT, Fit, log_of, make_fake_ssh, reported
+from tests.process.conftest import Fit, log_of, reported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,17 +69,6 @@ def test_the_ports_are_kept_for_the_workers_and_others_in_the_next_attempt(fit: 
     assert len(set(ports)) == len(ports) == 4
 
 
-def test_workers_are_fresh_interpreters(fit: Fit) -> None:
-    def train() -> None:
-        distrain.report({"command": " ".join(sys.orig_argv)})
-
-    commands = [
-        report["command"] for report in reported(replace(fit, backend=TensorflowConfig())(train, workers=1).path)
-    ]
-    assert ["distrain.worker.main" in command for command in commands] == [True]
-    assert ["distrain.worker.main" in report["command"] for report in reported(fit(train, workers=1).path)] == [False]
-
-
 def test_keras_2_unless_the_user_has_chosen(tensorflow_fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
     (told,) = reported(tensorflow_fit(tell_the_environment, workers=1).path)
@@ -94,37 +79,6 @@ def test_keras_2_unless_the_user_has_chosen(tensorflow_fit: Fit, monkeypatch: py
     run_env = {"env_vars": {"TF_USE_LEGACY_KERAS": "false"}}
     (told,) = reported(tensorflow_fit(tell_the_environment, workers=1, worker_runtime_env=run_env).path)
     assert told["TF_USE_LEGACY_KERAS"] == "false"
-
-
-def test_hosts_have_the_users_settings_of_tensorflow_and_keras_but_their_own_tf_config(
-    tmp_path: Path, storage: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the real ssh, nothing of the environment comes by itself."""
-    (tmp_path / "far").mkdir()
-    far = make_fake_ssh(tmp_path / "far", SSH_THAT_CLEARS_THE_ENVIRONMENT)
-    near = LocalTransport(host=HostSpec(name="near", address="localhost", slots=1))
-    chosen = {"TF_USE_LEGACY_KERAS": "0", "TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow", "XLA_FLAGS": "-x"}
-    for name, value in {**chosen, "TF_CONFIG": "{}"}.items():
-        monkeypatch.setenv(name, value)
-
-    def train() -> None:
-        distrain.report({"chosen": {name: os.environ.get(name) for name in chosen}, "TF": os.environ["TF_CONFIG"]})
-
-    result = run_work(
-        FunctionWork(function=train, config={}, backend=TensorflowConfig()),
-        ScalingConfig(num_workers=2),
-        distrain.RunConfig(storage_path=storage),
-        transports=(near, far),
-    )
-    told = [reported(result.path, rank)[0] for rank in (0, 1)]
-    assert [report["chosen"] for report in told] == [chosen, chosen]
-    assert [json.loads(report["TF"])["task"]["index"] for report in told] == [0, 1]
-
-
-def test_workers_without_gpus_see_none(tensorflow_fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (told,) = reported(tensorflow_fit(tell_the_environment, workers=1).path)
-    assert told["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_in_this_process_the_environment_is_that_of_a_worker_and_goes(
@@ -196,15 +150,6 @@ def test_the_explanation_ends_the_traceback(any_fit: Fit) -> None:
     assert isinstance(raised.value.worker_failures[1], ZeroDivisionError)
     assert raised.value.result is not None
     assert "distrain: write 2 instead of 1\n" in log_of(raised.value.result.path, 1)
-
-
-def test_other_errors_are_left_as_they_are(fit: Fit) -> None:
-    def train() -> None:
-        raise ValueError("of the user")
-
-    with pytest.raises(TrainingFailedError) as raised:
-        replace(fit, backend=Explains())(train, workers=1)
-    assert "distrain: " not in str(raised.value)
 
 
 # -- where TensorFlow is not installed -------------------------------------------------------------------------------

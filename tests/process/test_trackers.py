@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
 from importlib import import_module
@@ -16,16 +15,13 @@ import pytest
 import distrain
 from distrain import Checkpoint, FailureConfig, WorkerGroupError
 from distrain.coordinator import observers
-from distrain.system.remote_path import locate
 from distrain.trackers import Mlflow, Report, TrackedRun, Tracker, Wandb
-from tests.process.conftest import when_shown
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
     from tests.process.conftest import Fit
-    from tests.process.object_storage.bucket import Bucket
 
 STEPS = 12
 EXPECTED = [(step, 1 / step) for step in range(1, STEPS + 1)]
@@ -88,26 +84,6 @@ def test_the_next_fit_goes_on_in_the_same_tracked_run(fit: Fit, tmp_path: Path) 
     assert [line for line in lines_of(run) if line.startswith("f")] == ["failed", "failed", "finished"]
 
 
-def test_the_environment_names_trackers(fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tensorboard")
-    monkeypatch.setenv("DISTRAIN_TRACKERS", f"tensorboard:directory={tmp_path / 'events'}")
-    fit(lambda: distrain.report({"loss": 1.0}), workers=0)
-    assert len(list((tmp_path / "events").iterdir())) == 1
-
-
-@pytest.mark.slow
-def test_a_run_on_an_object_store_goes_on_in_the_same_tracked_run(one_fit: Fit, bucket: Bucket, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tests.unit.trackers.test_tensorboard import scalars
-
-    config = {"place": str(tmp_path), "lr": 0.1}
-    with pytest.raises(WorkerGroupError):
-        one_fit(train, config, name="run", trackers=["tensorboard"])
-    run = one_fit(train, config, name="run", trackers=["tensorboard"], failure_config=TWICE).path
-    locate(run).get_all([name for name in locate(run).files() if name.startswith("tensorboard/")], tmp_path)
-    assert scalars(tmp_path / "tensorboard")["loss"] == [(step, pytest.approx(value)) for step, value in EXPECTED]
-
-
 # -- a tracker that fails or hangs -----------------------------------------------------------------------------------
 
 
@@ -158,16 +134,6 @@ def test_a_tracker_that_hangs_does_not_keep_the_run(
     shown = capsys.readouterr().err
     assert shown.count("waiting for the tracker hanging; Ctrl-C ends the waiting") == 1
     assert shown.count("the tracker hanging has not returned; ") == 1
-
-
-def test_ctrl_c_ends_the_wait_for_a_tracker_and_fit_returns(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(observers, "_NOTICE_AFTER_S", 0.1)
-    config = {"place": str(tmp_path), "lr": 0.1}
-    with when_shown("waiting for the tracker", lambda: signal.raise_signal(signal.SIGINT)):
-        result = fit(train, config, trackers=[Hanging()], failure_config=TWICE)
-    assert result.metrics == {"loss": 1 / STEPS, "eval": {"even": True}}
 
 
 # -- the other trackers, read back by their own libraries ------------------------------------------------------------

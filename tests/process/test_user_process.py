@@ -10,9 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
-AT_ONCE = 10
+AT_ONCE = 5
 
 
 def open_fds() -> list[str]:
@@ -74,14 +73,6 @@ def test_neither_descriptors_nor_children_nor_handlers_are_left(any_fit: Fit) ->
     assert (sys.path, os.getcwd(), dict(os.environ)) == (path, directory, environment)
 
 
-def test_fit_works_in_a_thread(any_fit: Fit) -> None:
-    results: list[Result] = []
-    thread = threading.Thread(target=lambda: results.append(any_fit(succeed)))
-    thread.start()
-    thread.join()
-    assert results[0].metrics == {"loss": 1}
-
-
 def test_several_fits_in_threads_at_once(fit: Fit) -> None:
     results: list[Result] = []
     threads = [threading.Thread(target=lambda: results.append(fit(succeed))) for _ in range(4)]
@@ -90,73 +81,6 @@ def test_several_fits_in_threads_at_once(fit: Fit) -> None:
     for thread in threads:
         thread.join()
     assert len({result.path for result in results}) == 4
-
-
-def test_an_ignored_ctrl_c_stays_ignored(fit: Fit) -> None:
-    def train() -> str:
-        os.kill(psutil.Process().parents()[3].pid, signal.SIGINT)
-        time.sleep(0.1)
-        return "undisturbed"
-
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        assert fit(train, workers=1).return_value == "undisturbed"
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-def test_after_ctrl_c_the_next_fit_works(fit: Fit) -> None:
-    def train() -> None:
-        os.kill(psutil.Process().parents()[3].pid, signal.SIGINT)
-        time.sleep(1000)
-
-    with pytest.raises(KeyboardInterrupt):
-        fit(train, workers=1, stop_grace_s=0.2)
-    assert fit(succeed).metrics == {"loss": 1}
-
-
-def test_sigterm_unwinds_train_func(fit: Fit, tmp_path: Path) -> None:
-    def train() -> None:
-        try:
-            os.kill(psutil.Process().parents()[3].pid, signal.SIGTERM)
-            time.sleep(1000)
-        finally:
-            (place / "unwound").touch()
-
-    place = tmp_path
-    with pytest.raises(distrain.PreemptionError) as raised:
-        fit(train, workers=1)
-    assert (place / "unwound").exists()
-    assert raised.value.result is not None
-
-
-def test_children_of_the_user_are_left_alone(any_fit: Fit) -> None:
-    bystander = subprocess.Popen(["sleep", "1000"])
-    try:
-        any_fit(succeed)
-        with pytest.raises(WorkerGroupError):
-            any_fit(die)
-        assert bystander.poll() is None
-    finally:
-        bystander.kill()
-        bystander.wait()
-
-
-def test_a_worker_may_have_a_fit_of_its_own(fit: Fit) -> None:
-    def inner() -> int:
-        return distrain.get_context().get_world_size()
-
-    def train() -> Any:
-        from distrain import DataParallelTrainer, RunConfig, ScalingConfig
-
-        run = RunConfig(storage_path=place)
-        return (
-            DataParallelTrainer(inner, scaling_config=ScalingConfig(num_workers=2), run_config=run).fit().return_value
-        )
-
-    place = fit.storage
-    assert fit(train, workers=1).return_value == 2
 
 
 def test_fit_works_in_a_forked_child(fit: Fit) -> None:
@@ -187,8 +111,8 @@ def test_large_configs_and_return_values_arrive(any_fit: Fit) -> None:
     assert any_fit(lambda config: config["data"], {"data": data}).return_value == data
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("redirections", ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- >&- 2>&-", ">/dev/full"])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("redirections", ["<&-", ">&- 2>&-", "<&- >&- 2>&-", ">/dev/full"])
 def test_closed_standard_streams_do_no_harm(tmp_path: Path, redirections: str) -> None:
     script = tmp_path / "script.py"
     script.write_text("""
@@ -224,7 +148,7 @@ distrain.DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit(
 """
 
 
-def test_ten_runs_started_at_once_do_not_collide(tmp_path: Path) -> None:
+def test_runs_started_at_once_do_not_collide(tmp_path: Path) -> None:
     script = tmp_path / "meet.py"
     script.write_text(MEET)
     users = [

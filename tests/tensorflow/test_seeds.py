@@ -14,7 +14,6 @@ import pytest
 if find_spec("tensorflow") is None:
     pytest.skip("TensorFlow is not installed; scripts/test_tensorflow", allow_module_level=True)
 
-from tests.test_seed_documents import DOCUMENTS, scripts
 from tests.test_seeds import checkpoint_files, finish_source, migrated, reports
 
 sampled = pytest.mark.sample(1, of="seeds with TensorFlow")
@@ -58,12 +57,3 @@ def test_the_checkpoints(tmp_path: Path) -> None:
     assert first_checkpoint is not None
     assert (ran.output + ran.errors).count(f"continues from {first_checkpoint.path}\n") == 2
     assert "different contents" not in ran.errors, "every rank saves the same model"
-
-
-@sampled
-@pytest.mark.skipif(not DOCUMENTS.is_dir(), reason="the documents are not here")
-@pytest.mark.parametrize("number", range(2))
-def test_the_scripts_of_the_document(number: int, tmp_path: Path) -> None:
-    source = list(scripts("003"))[number]
-    ran = finish_source(f"import json\n{source}", tmp_path, as_ray=True)  # which it forgets
-    assert [checkpoint_files(result) for result in ran.results] == [["checkpoint.json", "model.keras"]] * (1 + number)

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import numpy
@@ -19,10 +19,6 @@ import pytest
 import distrain
 from distrain.tensorflow import TensorflowConfig
 from tests.process.conftest import Fit, log_of, make_fake_ssh, reported
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
 
 restarts = pytest.mark.sample(1, of="restarts with TensorFlow")
 
@@ -81,6 +77,7 @@ def train_with_fit(config: dict[str, Any]) -> None:
             "weights": flat(model.get_weights()),
             "replicas": strategy.num_replicas_in_sync,
             "keras": type(model).__module__.partition(".")[0],
+            "tensors": [tf.reduce_mean(tf.ones(3)), tf.Variable(2)],
         }
     )
 
@@ -115,92 +112,9 @@ def test_two_workers_train_as_one_process_does_on_the_global_batch(
     result = fit(train_with_fit, MULTI_WORKER)
     first, second = (reported(result.path, rank) for rank in (0, 1))
     assert first == second, "losses and weights of the ranks differ"
-    assert (first[0]["replicas"], first[0]["keras"]) == (2, "tf_keras")
+    assert (first[0]["replicas"], first[0]["keras"], first[0]["tensors"]) == (2, "tf_keras", [1.0, 2])
     check_that_it_trained_like(alone, first[0])
     assert "6/6 [==============================]" in log_of(result.path, 1)
-
-
-@sampled
-def test_mirrored_strategy_on_one_host(fit: Fit, alone: dict[str, Any]) -> None:
-    def train() -> None:
-        import tensorflow as tf
-
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-        train_with_fit({"strategy": ["MirroredStrategy", ["CPU:0", "CPU:1"]]})
-
-    (report,) = reported(fit(train, workers=1).path)
-    assert report["replicas"] == 2
-    check_that_it_trained_like(alone, report)
-
-
-def train_with_a_loop(config: dict[str, Any]) -> None:
-    """Keras 3 and a loop by hand, over global batches of 16."""
-    import keras
-    import tensorflow as tf
-
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    batches = tf.data.Dataset.from_tensor_slices(make_data()).batch(16)
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    shared = strategy.experimental_distribute_dataset(batches.with_options(options))
-    with strategy.scope():
-        model = make_model(keras)
-        optimizer = keras.optimizers.SGD(0.05, momentum=0.5)
-        optimizer.build(model.trainable_variables)
-
-    def step(features: Any, targets: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.square(model(features, training=True) - targets)) / 16
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return loss
-
-    @tf.function
-    def train_step(batch: Any) -> Any:
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(step, args=batch), axis=None)
-
-    losses = [float(train_step(batch)) for _ in range(3) for batch in shared]
-    distrain.report(
-        {"losses": losses, "weights": flat(model.get_weights()), "keras": int(keras.__version__.partition(".")[0])}
-    )
-
-
-@sampled
-def test_keras_3_trains_in_a_loop_by_hand(fit: Fit) -> None:
-    result = fit(train_with_a_loop, worker_runtime_env=KERAS_3)
-    first, second = (reported(result.path, rank) for rank in (0, 1))
-    assert first == second
-    alone = reported(fit(train_with_a_loop, workers=1).path)  # it imports keras, which is Keras 3 in any case
-    assert (first[0]["keras"], alone[0]["keras"]) == (3, 3)
-    assert first[0]["losses"] == pytest.approx(alone[0]["losses"], rel=1e-4)
-    assert first[0]["weights"] == pytest.approx(alone[0]["weights"], rel=1e-4, abs=1e-5)
-
-
-LOCAL = """
-import distrain
-from distrain.tensorflow import TensorflowTrainer
-
-def train_func():
-    import tensorflow as tf
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    with strategy.scope():
-        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
-        model.compile("sgd", "mse")
-    model.fit(tf.ones((8, 2)), tf.ones((8, 1)), verbose=0)
-    found = {"replicas": strategy.num_replicas_in_sync, "keras": type(model).__module__[:8]}
-    distrain.report({**found, "tensor": tf.reduce_mean(tf.ones(3)), "variable": tf.Variable(2)})
-
-result = TensorflowTrainer(train_func, scaling_config=distrain.ScalingConfig(num_workers=0)).fit()
-print("reported:", result.metrics)
-"""
-
-
-@sampled
-def test_in_this_process(user_script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
-    done = user_script(LOCAL, env={**os.environ, "HOME": str(tmp_path)})
-    assert done.returncode == 0, done.stderr
-    assert "reported: {'replicas': 1, 'keras': 'tf_keras', 'tensor': 1.0, 'variable': 2}\n" in done.stdout
 
 
 # -- the generations of Keras ----------------------------------------------------------------------------------------
