@@ -179,32 +179,6 @@ def test_a_host_that_sees_none_of_the_files_gets_copies(host: Host) -> None:
     assert Path(f"{host.mirror}{host.there}/empty").is_dir()
 
 
-def test_a_host_with_another_version_of_one_file_gets_copies_of_all(host: Host) -> None:
-    (host.there / "train.py").write_text("older")
-    assert host.ask(host.question()).wanted
-
-
-def test_a_host_without_one_of_the_directories_gets_copies(host: Host) -> None:
-    question = host.question(files=[], folders=[str(host.there), str(host.there / "data")])
-    host.files = []
-    host.bring(question)
-    assert Path(f"{host.mirror}{host.there}/data").is_dir()
-    assert host.setup.worker(spec(host.there)).directory == f"{host.mirror}{host.there}"
-
-
-def test_without_files_there_is_nothing_to_bring(host: Host) -> None:
-    assert host.ask(host.question(files=[], folders=[])) == wire.HostSetUp()
-    assert not host.cache.exists()
-
-
-def test_files_of_an_earlier_run_are_not_brought_again(host: Host) -> None:
-    host.hide()
-    host.bring(host.question())
-    host.setup.end()
-    host.setup = HostSetup(host.loop, host.sent.append)
-    assert host.ask(host.question(place="another-run")).wanted == ""
-
-
 def test_a_host_with_copies_keeps_to_them_when_the_project_appears(host: Host) -> None:
     """Workers have the paths of the copies."""
     host.hide()
@@ -233,32 +207,6 @@ def test_paths_of_the_project_become_paths_of_the_copies(host: Host) -> None:
     assert host.setup.probe(asked) == replace(asked, sys_path=[f"{host.mirror}{host.there}", None])
 
 
-def test_an_archive_of_the_module_search_path_is_found_in_the_copies(host: Host) -> None:
-    """It is a file of the project, and its directory is none of the project's."""
-    host.hide()
-    archive = str(host.there / "train.py")
-    host.bring(host.question(folders=[]))
-    assert host.setup.worker(spec("/usr", archive, None)).sys_path == [f"{host.mirror}{archive}", None]
-
-
-def test_directories_with_packages_of_the_user_are_found_in_the_copies_only(host: Host) -> None:
-    more = f"{host.there}/package"
-    host.ask(host.question(more_path=[more]))
-    assert host.setup.worker(spec(host.there, "/a")).sys_path == ["/a"]
-    host.hide()
-    host.setup.end()
-    host.setup = HostSetup(host.loop, host.sent.append)
-    host.bring(host.question(more_path=[more]))
-    assert host.setup.worker(spec(host.there, "/a")).sys_path == ["/a", f"{host.mirror}{more}"]
-
-
-def test_the_messages_of_a_host_that_was_not_asked_stay_as_they_are(host: Host) -> None:
-    """This machine is not asked."""
-    told, asked = spec("/project", "/project", None), prepare("/project", PATH="/bin")
-    assert host.setup.worker(told) == told
-    assert host.setup.prepare(asked) == asked
-
-
 # -- the interpreter -------------------------------------------------------------------------------------------------
 
 
@@ -275,26 +223,6 @@ def test_another_interpreter_has_entries_and_variables_of_its_own(host: Host) ->
     prepared = host.setup.prepare(prepare(host.there, PATH="/users/bin", VIRTUAL_ENV="/users", NCCL_DEBUG="INFO"))
     assert prepared.environment == {"NCCL_DEBUG": "INFO"}
     assert prepared.python == ""
-
-
-def test_the_same_interpreter_keeps_entries_and_variables(host: Host) -> None:
-    host.ask(host.question(interpreter_path=["/users/lib"], interpreter_variables=["PATH"]))
-    assert host.setup.worker(spec(host.there, "/users/lib", "/mine")).sys_path == ["/users/lib", "/mine"]
-    assert host.setup.prepare(prepare(host.there, PATH="/users/bin")).environment == {"PATH": "/users/bin"}
-
-
-def test_a_virtual_environment_in_the_project_is_not_looked_for_in_the_copies(host: Host) -> None:
-    """The host has the same interpreter at the same path, such as .venv, but not the same files beside it."""
-    packages = f"{host.there}/.venv/lib/site-packages"
-    host.hide()
-    host.bring(host.question(interpreter_path=[packages]))
-    told = host.setup.worker(spec(host.there, str(host.there), packages))
-    assert told.sys_path == [f"{host.mirror}{host.there}", packages]
-
-
-def test_an_entry_that_stands_for_the_interpreter_stays_one(host: Host) -> None:
-    host.ask(host.question(executable="/users/python", interpreter_path=["/users/lib"]))
-    assert host.setup.worker(spec(host.there, "/a", None, "/b", "/users/lib")).sys_path == ["/a", None, "/b"]
 
 
 def test_workers_use_the_environment_that_was_made_for_them(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,22 +258,7 @@ def test_workers_use_the_environment_that_was_made_for_them(host: Host, monkeypa
     assert host.setup.worker(spec(host.there)).directory == str(host.there)  # the project is in place
 
 
-def test_an_environment_that_cannot_be_made_is_a_failure(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(*_: Any, **__: Any) -> Path:
-        raise OSError("no virtual environment could be made")
-
-    monkeypatch.setattr(environments, "make_environment", make)
-    assert host.ask(host.question(requirements="torch\n")).failed == "no virtual environment could be made"
-
-
 # -- the storage -----------------------------------------------------------------------------------------------------
-
-
-def test_a_host_that_sees_the_storage_says_so(host: Host) -> None:
-    answer = host.ask(host.of_storage())
-    assert answer == wire.HostSetUp()
-    assert "sees_storage" not in host.setup.worker(spec(host.there)).context
-    assert os.listdir(host.storage) == ["manifest"]
 
 
 def test_a_host_that_does_not_see_the_storage_has_a_directory_for_checkpoints(host: Host) -> None:
@@ -365,11 +278,6 @@ def test_a_host_that_does_not_see_the_storage_has_a_directory_for_checkpoints(ho
 def test_a_storage_of_the_same_path_that_is_another_one_is_not_seen(host: Host) -> None:
     (host.storage / "manifest").write_text("another run")
     assert host.ask(host.of_storage()).storage_problem == "is not the launching machine's"
-
-
-def test_without_a_directory_for_the_run_nothing_is_looked_at(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_setup, "storage_problem", lambda *_: "was looked at")
-    assert host.ask(host.question()).storage_problem is None
 
 
 def test_a_storage_that_hangs_is_not_waited_for(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,47 +350,3 @@ def test_at_the_end_only_what_other_runs_may_need_is_left(host: Host) -> None:
     assert not run.exists()
     assert len(list((host.cache / "projects").iterdir())) == 1
     host.setup.end()  # harmless when done twice
-
-
-def test_what_workers_have_written_stays_at_the_end(host: Host) -> None:
-    host.hide()
-    host.bring(host.question())
-    written = Path(f"{host.mirror}{host.there}/results.txt")
-    written.write_text("x")
-    host.settle()
-    host.setup.end()
-    assert written.exists()
-
-
-def test_two_agents_of_one_run_on_one_machine_have_different_copies(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from distrain.transfer.host_side import host_cache
-
-    monkeypatch.setattr(host_cache, "_FORMER_AGENT_S", 0.05)
-    host.hide()
-    host.bring(host.question())
-    first, host.setup = host.setup, HostSetup(host.loop, host.sent.append)
-    assert host.ask(host.question()).wanted == ""
-    directory, own = (setup.worker(spec(host.there)).directory for setup in (host.setup, first))
-    assert directory != own
-    assert os.path.isfile(f"{directory}/train.py")
-    host.setup.end()
-    assert os.path.isfile(f"{own}/train.py")
-    first.end()
-
-
-def test_the_cache_is_kept_within_its_limit(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[int] = []
-    trim = "distrain.transfer.host_side.host_cache.HostCache.trim"
-    monkeypatch.setattr(trim, lambda cache, limit: limits.append(limit))
-    host.ask(host.question())
-    host.settle()
-    assert limits == []  # there is none
-    host.hide()
-    host.ask(host.question())
-    host.settle()
-    assert limits == []  # the next question does not wait for it
-    host.bring(host.question())
-    host.settle()
-    assert limits == [20 << 30]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import random
 import shutil
 import tempfile
@@ -23,7 +21,7 @@ from distrain.coordinator.store.local_store import LocalStore
 from distrain.storage import lone_store
 from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.commit import MemoryPart, MemoryRound
-from distrain.storage.records import damage_of, file_entry
+from distrain.storage.records import file_entry
 from distrain.system.loop import Loop
 from tests.conftest import verify_now
 
@@ -218,45 +216,6 @@ def test_what_is_damaged_before_it_is_hashed_is_not_sealed(make_cluster: Any, na
 # -- keeping ---------------------------------------------------------------------------------------------------------
 
 
-def test_memory_is_reused_and_does_not_grow(make_cluster: Any) -> None:
-    cluster = make_cluster(1)
-    (host,) = cluster
-    for index in range(20):
-        cluster.commit(index, keep=[index - 1, index])
-        assert len(host.names()) <= 3
-    parts = [name for name in host.names() if "free" not in name]
-    assert parts == ["rank_0/0-19", "rank_0/0-20"]
-    assert len(host.names()) == 3
-
-
-def test_a_part_that_is_being_written_is_not_freed(make_cluster: Any) -> None:
-    cluster = make_cluster(1)
-    (host,) = cluster
-    cluster.commit(0, keep=[0])
-    host.write(2, {"new": b"half"})
-    host.keeper.handle(keep_round(host, None, [0]))
-    assert "rank_0/0-2" in host.names()
-
-
-def test_a_new_attempt_frees_what_is_not_kept(make_cluster: Any) -> None:
-    cluster = make_cluster(1)
-    (host,) = cluster
-    cluster.commit(0, keep=[0])
-    host.write(2, {"lost": b"x"})
-    host.keeper.start(1, [0])
-    assert [name.partition("-")[0] for name in host.names()] == ["rank_0/0", "rank_0/free"]
-    host.keeper.start(2, [5])  # rank 0 is on another host now
-    assert host.names() == ["rank_0/0-1"]
-    host.keeper.handle(keep_round(host, None, []))
-    assert host.names("rank_*") == []
-
-
-def test_a_file_that_cannot_be_hashed_is_an_answer(make_cluster: Any) -> None:
-    (host,) = make_cluster(1)
-    answer = host.ask(hash_files(host, 1, host.root / "gone", ["x"]), wire.FilesCopied)
-    assert "No such file" in (answer.failed or "")
-
-
 def test_bytes_that_are_read_do_not_change(make_cluster: Any) -> None:
     cluster = make_cluster(1)
     (host,) = cluster
@@ -272,72 +231,7 @@ def test_bytes_that_are_read_do_not_change(make_cluster: Any) -> None:
     assert host.names("gathered/*") == []
 
 
-# -- copies ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_each_part_has_a_copy_on_another_host(make_cluster: Any, count: int) -> None:
-    cluster = make_cluster(count)
-    made = cluster.commit(0, keep=[0], size=(2 << 20) + 5)
-    cluster.copy(made)
-    for rank, part in made.parts.items():
-        copy = cluster.hosts[part.copy].root / "copies" / made.name / f"rank_{rank}"
-        for name in made.files[rank]:
-            assert (copy / name).read_bytes() == Path(part.folder, name).read_bytes()
-    assert max(request.size for request in cluster.relayed) == 1 << 20
-    cluster.commit(1, keep=[1])
-    assert [host.names("copies/*") for host in cluster] == [[]] * count
-
-
-def test_a_part_that_was_damaged_is_not_copied(make_cluster: Any) -> None:
-    cluster = make_cluster(2)
-    made = cluster.commit(0, keep=[0])
-    flip(Path(made.parts[0].folder, "rank0/model.pt"), random.Random(1))
-    copied = cluster.hosts["b"].ask(wire.CopyRound(name=made.name), wire.RoundCopied)
-    assert "rank0/model.pt on host a has the checksum" in (copied.failed or "")
-
-
-def test_a_newer_checkpoint_is_copied_after_one_whose_host_was_lost(make_cluster: Any) -> None:
-    cluster = make_cluster(2)
-    cluster.commit(0, keep=[0])
-    newer = cluster.commit(1, keep=[0, 1])
-    host = cluster.hosts["b"]
-    cluster.lost.add("a")
-    failed = host.ask(wire.CopyRound(name="checkpoint_000000"), wire.RoundCopied)
-    assert failed.failed == "rank0/model.pt cannot be read on host a (the host is lost)"
-    cluster.lost.clear()
-    assert host.ask(wire.CopyRound(name=newer.name), wire.RoundCopied).failed is None
-
-
 # -- gathering -------------------------------------------------------------------------------------------------------
-
-
-def test_every_host_gets_the_complete_checkpoint(make_cluster: Any) -> None:
-    cluster = make_cluster(3)
-    made = cluster.commit(0, keep=[0])
-    cluster.copy(made)
-    for host in cluster:
-        answer = gather(host, made)
-        assert (answer.failed, answer.notes) == (None, [])
-        assert damage_of(Path(answer.folder)) is None
-        assert Checkpoint(answer.folder).get_metadata()["by"] == "test"
-        assert os.stat(Path(answer.folder, f"r{host.rank}")).st_nlink == 2
-        relayed = len(cluster.relayed)
-        assert gather(host, made).folder == answer.folder
-        assert len(cluster.relayed) == relayed
-
-
-@pytest.mark.parametrize("lost", ["a", "b", "c"])
-def test_a_lost_host_loses_nothing(make_cluster: Any, lost: str) -> None:
-    cluster = make_cluster(3)
-    made = cluster.commit(0, keep=[0])
-    cluster.copy(made)
-    cluster.lost.add(lost)
-    for host in cluster:
-        if host.name != lost:
-            answer = gather(host, made)
-            assert answer.failed is None
-            assert damage_of(Path(answer.folder)) is None
 
 
 def test_without_a_copy_the_checkpoint_is_lost_with_its_host(make_cluster: Any) -> None:
@@ -377,35 +271,6 @@ def test_flipped_bytes_are_never_used_and_always_named(make_cluster: Any) -> Non
         assert "is used instead" in note
         home = Path(part.folder) if where == "own" else reader.root / "copies" / made.name / f"rank_{rank}"
         assert (home / name).read_bytes() == right  # repaired
-
-
-def test_a_gathered_checkpoint_is_verified_again_and_replaced_if_it_has_changed(make_cluster: Any) -> None:
-    cluster = make_cluster(2)
-    made = cluster.commit(0, keep=[0])
-    cluster.copy(made)
-    host = cluster.hosts["a"]
-    first = gather(host, made)
-    assert gather(host, made).folder == first.folder
-    path = Path(first.folder, "rank0/model.pt")
-    before = path.stat()
-    flip(path, random.Random(1))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # memory does not tell when it flips a bit
-    second = gather(host, made)
-    assert second.folder != first.folder
-    assert damage_of(Path(second.folder)) is None
-
-
-def test_a_name_that_comes_again_stands_for_the_new_bytes(make_cluster: Any) -> None:
-    cluster = make_cluster(1)
-    host = cluster.hosts["a"]
-    made = cluster.commit(0, keep=[0])
-    old = Path(gather(host, made).folder)
-    with Checkpoint(old).as_directory():  # a reader keeps the directory from being deleted
-        cluster.commit(1, keep=[1])
-        again = replace(cluster.commit(2, keep=[2]), name=made.name)
-        host.keeper.handle(wire.KeepRound(host="a", keep=[made.name], body=again.encoded()))
-        new = Path(gather(host, again).folder)
-    assert (new / "rank0/model.pt").read_bytes() == random.Random(2).randbytes(1000)
 
 
 def test_the_end_of_a_run_ends_reads_of_other_hosts(make_cluster: Any) -> None:
@@ -452,33 +317,6 @@ def checkpoints(run: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("order", ["ab", "ba"])
-def test_agents_store_the_newest_checkpoint_together(make_cluster: Any, run: Path, order: str) -> None:
-    cluster = make_cluster(2)
-    cluster.commit(0, keep=[0], run=run)
-    made = cluster.commit(1, keep=[0, 1], run=run)
-    store(*(cluster.hosts[name] for name in order))
-    assert checkpoints(run) == [made.name]
-    assert Checkpoint(run / made.name).get_metadata()["by"] == "test"
-
-
-def test_the_copies_are_stored_for_a_host_that_is_lost(make_cluster: Any, run: Path) -> None:
-    cluster = make_cluster(2)
-    made = cluster.commit(0, keep=[0], run=run)
-    cluster.copy(made)
-    store(cluster.hosts["b"])
-    assert checkpoints(run) == [made.name]
-
-
-def test_the_checkpoint_before_is_stored_if_the_newest_cannot_be_complete(make_cluster: Any, run: Path) -> None:
-    cluster = make_cluster(2)
-    older = cluster.commit(0, keep=[0], run=run)
-    cluster.copy(older)
-    cluster.commit(1, keep=[0, 1], run=run)
-    store(cluster.hosts["b"])
-    assert checkpoints(run) == [older.name]
-
-
 @pytest.mark.parametrize(
     "heard", [("", ""), ("a", ""), ("bc", ""), ("c", "b"), ("ab", "c"), ("abc", "c"), ("ac", "ab")]
 )
@@ -504,19 +342,6 @@ def test_damaged_bytes_are_not_stored(make_cluster: Any, run: Path) -> None:
     assert checkpoints(run) == [made.name]
 
 
-def test_what_storage_has_already_is_not_stored_again(make_cluster: Any, run: Path) -> None:
-    cluster = make_cluster(1)
-    (host,) = cluster
-    cluster.commit(0, keep=[0], run=run)
-    newer = cluster.commit(1, keep=[0, 1], run=run)
-    store(host)
-    store(host)
-    assert checkpoints(run) == [newer.name]
-    shutil.rmtree(run)
-    store(host)
-    assert not run.exists()
-
-
 def test_the_next_run_waits_for_agents_that_still_store(
     make_cluster: Any, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -537,24 +362,3 @@ def checkpoints_while_stored(run: Path) -> list[str]:
     store = LocalStore(run)
     store.close()
     return [saved.path.name for saved in store.committed]
-
-
-def test_what_agents_have_written_stays_if_the_storage_fails_at_the_end(
-    make_cluster: Any, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = make_cluster(1)
-    made = cluster.commit(0, keep=[0], run=run)
-
-    def fail(*arguments: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(lone_store, "sync_directories", fail)
-        store(*cluster)
-    assert checkpoints_while_stored(run) == [made.name]
-
-
-def test_what_a_killed_agent_has_left_is_deleted(run: Path) -> None:
-    (run / ".memory-checkpoint_000003" / ".new-x").mkdir(parents=True)
-    assert checkpoints_while_stored(run) == []
-    assert checkpoints(run) == []

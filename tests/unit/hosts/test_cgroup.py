@@ -106,13 +106,6 @@ def test_v2_the_group_that_is_closest_to_its_limit_counts_without_copies_of_file
     assert memory_use() == (897, 1000)
 
 
-def test_v1_files_of_the_groups_below_count_too(kernel: FakeKernel) -> None:
-    kernel.belong("4:memory:/a")
-    stat = "inactive_file 1\nactive_file 1\ntotal_inactive_file 30\ntotal_active_file 20"
-    kernel.group("memory/a", memory_limit_in_bytes=100, memory_usage_in_bytes=90, memory_stat=stat)
-    assert memory_use() == (40, 100)
-
-
 def test_v1_and_v2_side_by_side(kernel: FakeKernel) -> None:
     """The hybrid layout of systemd: v2 without the memory controller."""
     kernel.belong("4:memory:/a", "0::/user")
@@ -151,12 +144,6 @@ def test_a_path_may_have_a_colon(kernel: FakeKernel) -> None:
 # -- whom the kernel killed ------------------------------------------------------------------------------------------
 
 
-def test_no_kill(kernel: FakeKernel) -> None:
-    kernel.belong("0::/job")
-    kernel.group("job", memory_max=1 << 20, memory_events="low 0\noom 0\noom_kill 2")
-    assert OomWatch().killed() is None
-
-
 @pytest.mark.parametrize(
     ("own", "path", "files"),
     [
@@ -182,15 +169,6 @@ def test_a_kill_in_our_group_has_its_limit(kernel: FakeKernel, own: str, path: s
     assert watch.killed() == OomKill(1 << 20, str(kernel.root / path)), "it is told of every rank of the attempt"
 
 
-def test_a_kill_in_a_group_above_us_has_the_limit_of_that(kernel: FakeKernel) -> None:
-    kernel.belong("0::/slice/job")
-    kernel.group("slice", memory_max=1 << 20, memory_events="oom_kill 0")
-    kernel.group("slice/job", memory_max=1 << 30, memory_events="oom_kill 0")
-    watch = OomWatch()
-    kernel.group("slice", memory_events="oom_kill 1")
-    assert watch.killed() == OomKill(1 << 20, str(kernel.root / "slice"))
-
-
 def test_v2_the_kill_is_also_counted_by_groups_without_a_limit(kernel: FakeKernel) -> None:
     """memory.events counts the kills in all groups below."""
     kernel.belong("0::/slice/job")
@@ -208,15 +186,6 @@ def test_a_kill_somewhere_on_the_host(kernel: FakeKernel) -> None:
     assert watch.killed() == OomKill(0, "")
 
 
-def test_a_kill_in_our_group_counts_before_one_on_the_host(kernel: FakeKernel) -> None:
-    kernel.belong("0::/job")
-    kernel.group("job", memory_max=1 << 20, memory_events="oom_kill 0")
-    watch = OomWatch()
-    kernel.group("job", memory_events="oom_kill 1")
-    kernel.vmstat.write_text("oom_kill 4\n")
-    assert watch.killed() == OomKill(1 << 20, str(kernel.root / "job"))
-
-
 def test_files_that_are_not_there_or_disappear_are_no_kill(kernel: FakeKernel) -> None:
     kernel.belong("0::/job")
     folder = kernel.group("job", memory_max=1 << 20, memory_events="oom_kill 5")
@@ -224,10 +193,3 @@ def test_files_that_are_not_there_or_disappear_are_no_kill(kernel: FakeKernel) -
     (folder / "memory.events").unlink()
     kernel.vmstat.unlink()
     assert watch.killed() is None
-
-
-def test_this_machine_has_something_to_say_or_nothing() -> None:
-    quota, limit = cpu_quota(), memory_limit()
-    assert quota is None or quota > 0
-    assert limit is None or limit > 1 << 20
-    assert (killed := OomWatch().killed()) is None or killed.limit_bytes in (0, limit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -73,11 +72,6 @@ def test_without_gpus_each_node_gets_ranks_by_its_cpus(tmp_path: Path) -> None:
 )
 def test_threads_fill_the_cpus_and_no_more(bound: list[set[int]], threads: int) -> None:
     assert threads_each([frozenset(cpus) for cpus in bound]) == threads
-
-
-def test_this_machine_is_read() -> None:
-    cpus = read_cpus()
-    assert list(cpus) == sorted(os.sched_getaffinity(0))
 
 
 def test_a_machine_that_tells_nothing_is_one_node(tmp_path: Path) -> None:

@@ -76,10 +76,6 @@ def test_a_split_gpu_is_its_instances(listed: str | None, seen: list[str]) -> No
     assert [gpu.uuid for gpu in gpus.visible(MIXED, listed)] == seen
 
 
-def test_without_gpus_nothing_is_seen() -> None:
-    assert gpus.visible([], "0,1") == ()
-
-
 @pytest.mark.parametrize("boards", [FOUR, MIXED], ids=["whole", "split"])
 @pytest.mark.parametrize(
     ("named", "bad"),

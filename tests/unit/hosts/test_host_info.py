@@ -9,10 +9,6 @@ import pytest
 from distrain.hosts import host_info
 
 
-def test_cpus_are_at_least_one_and_at_most_the_affinity() -> None:
-    assert 1 <= host_info.usable_cpus() <= len(os.sched_getaffinity(0))
-
-
 @pytest.mark.parametrize(("quota", "cpus"), [(None, 3), (1.5, 1), (0.2, 1), (2.0, 2), (64.0, 3)])
 def test_a_quota_cuts_the_cpus(quota: float | None, cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_info, "cpu_quota", lambda: quota)

@@ -44,11 +44,6 @@ def test_a_storage_without_the_witness_is_another_one(storage: Path, probe_file:
     assert problem_of(storage) == "is not the launching machine's"
 
 
-def test_a_storage_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    assert problem_of(tmp_path / "missing") == "cannot be opened: No such file or directory"
-    assert not (tmp_path / "missing").exists()
-
-
 def test_a_storage_that_cannot_be_written_says_why(storage: Path) -> None:
     """No user can create files in /proc/self."""
     problem = storage_problem("/proc/self", str(storage / "probe_file"), NONCE)
@@ -69,11 +64,6 @@ def test_versions_are_those_of_the_path_and_nothing_is_imported(tmp_path: Path) 
         "torch": importlib.metadata.version("torch"),
     }
     assert "made_up" not in sys.modules
-
-
-def test_a_package_that_was_removed_by_half_does_not_say_its_version(tmp_path: Path) -> None:
-    (tmp_path / "half-1.0.dist-info").mkdir()
-    assert package_versions(["half"], [str(tmp_path)]) == {"half": ""}
 
 
 def test_a_package_may_be_missing_or_without_a_version(tmp_path: Path) -> None:

@@ -32,13 +32,6 @@ def test_a_rank_that_has_grown_says_by_how_much() -> None:
     )
 
 
-def test_growth_since_the_last_look_is_that_of_the_largest_process() -> None:
-    found = history({3: 3 * GIB})
-    assert found.in_words(3, 8 * GIB, KILL).endswith(
-        "used 8.0 GiB of the 8.0 GiB that the cgroup /x allows; 5.0 GiB more than 1 min before"
-    )
-
-
 def test_what_is_unknown_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MemoryHistory().in_words(3, 3 * GIB, KILL) == (
         "its processes used 3.0 GiB of the 8.0 GiB that the cgroup /x allows"
@@ -46,20 +39,3 @@ def test_what_is_unknown_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "memory_of_host", lambda: [(60 * GIB, 64 * GIB)])
     shrunk = history(*[{3: now * GIB} for now in (3, 2, 2)])
     assert shrunk.in_words(3, GIB, OomKill(0, "")) == "its processes used 2.0 GiB of the 64.0 GiB of the host"
-
-
-def test_a_look_that_takes_long_is_not_repeated_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-
-    def slow(processes: dict[int, int]) -> dict[int, int]:
-        now[0] += 2.0
-        return {rank: int(now[0]) for rank in processes}
-
-    monkeypatch.setattr(memory, "_uses_of", slow)
-    monkeypatch.setattr(memory.time, "monotonic", lambda: now[0])
-    found = MemoryHistory()
-    assert found.look({0: 1, 1: 2}) == {0: 102, 1: 102}
-    now[0] = 139.0
-    assert found.look({0: 1}) == {0: 102}
-    now[0] = 140.0
-    assert found.look({0: 1}) == {0: 142}

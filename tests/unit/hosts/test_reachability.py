@@ -54,10 +54,6 @@ def test_a_host_that_listens_is_reached_at_the_one_address_only(host: Host, addr
     assert host.failed(other=("127.0.0.2", port)) == {"other": "Connection refused"}
 
 
-def test_a_host_finds_its_own_address_toward_another() -> None:
-    assert own_place("", "127.0.0.9") == ("127.0.0.1", "lo")
-
-
 @pytest.mark.parametrize(("address", "peer"), [("192.0.2.1", ""), ("", "")])
 def test_an_address_that_cannot_be_had_is_an_error(address: str, peer: str) -> None:
     with pytest.raises(OSError, match=r"no interface has|Name or service not known"):
@@ -79,10 +75,6 @@ def test_each_peer_fails_or_not_by_itself(host: Host, monkeypatch: pytest.Monkey
 def test_another_program_is_told_apart(host: Host) -> None:
     port = host.port.open("127.0.0.1", "of another round")
     assert host.failed(other=("127.0.0.1", port)) == {"other": "another program answers there"}
-
-
-def test_without_peers_there_is_nothing_to_wait_for() -> None:
-    assert failed_peers({}, NONCE) == {}
 
 
 def test_a_stranger_gets_the_nonce_and_is_not_listened_to(host: Host) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-import threading
-import time
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.storage import file_transfer
 from distrain.storage.file_transfer import (
     LocalFiles,
     combined_crc32,
     hash_files,
-    states_of,
     store_files,
-    wait_for_tick,
 )
-from tests.conftest import CHANGES, REFUSED, wait_until
+from tests.conftest import CHANGES, REFUSED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,12 +30,6 @@ def source(tmp_path: Path) -> Path:
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / "file").write_text("text")
     return folder
-
-
-def test_a_file_is_copied_and_can_be_changed_afterwards(source: Path, tmp_path: Path) -> None:
-    assert store_files(source, tmp_path / "target", ["deep/file"]) == [("deep/file", 4, zlib.crc32(b"text"))]
-    (source / "deep" / "file").write_text("changed")
-    assert (tmp_path / "target" / "deep" / "file").read_text() == "text"
 
 
 def copied(source: Path, target: Path) -> tuple[int, int]:
@@ -132,18 +120,6 @@ def test_a_file_that_changes_while_it_is_copied_or_hashed_is_named(
             function(tmp_path)
 
 
-def test_a_file_is_not_taken_for_unchanged_as_it_was_written_twice_at_the_same_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, now = tmp_path / "source", 1_000_000_000
-    path.write_bytes(b"one")
-    os.utime(path, ns=(now, now))
-    times = [now, now, now + 4_000_000]
-    monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: times.pop(0))
-    wait_for_tick(states_of(tmp_path, ["source"]))
-    assert not times
-
-
 def test_a_copy_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -152,37 +128,6 @@ def test_a_copy_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "copy_file_range", full)
     with pytest.raises(OSError, match="No space left"):
         copied(tmp_path, tmp_path / "target")
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that it kept from being closed
-def test_a_copy_that_a_signal_handler_interrupts_leaves_no_thread(tmp_path: Path) -> None:
-    class Alarm(Exception):
-        pass
-
-    def ring(number: int, frame: object) -> None:
-        raise Alarm
-
-    def tasks() -> int:
-        return len(os.listdir("/proc/self/task"))
-
-    data = bytes(range(256)) * (48 << 12)
-    (tmp_path / "source").write_bytes(data)
-    before, interrupted = tasks(), 0
-    usual = signal.signal(signal.SIGALRM, ring)
-    try:
-        for moment in range(1, 60):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, moment * 0.0005)
-                told = copied(tmp_path, tmp_path / "target")
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                assert told == synced(tmp_path / "target") == (len(data), zlib.crc32(data))
-            except Alarm:
-                interrupted += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, usual)
-    assert interrupted
-    wait_until(lambda: tasks() <= before, what="the end of the threads")
 
 
 def test_a_copy_that_cannot_be_read_again_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,42 +142,12 @@ def test_a_copy_that_cannot_be_read_again_is_none(tmp_path: Path, monkeypatch: p
         synced(tmp_path)
 
 
-def test_an_error_while_a_copy_is_hashed_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: int) -> int:
-        raise OSError(errno.EIO, "the disk is broken")
-
-    (tmp_path / "source").write_bytes(bytes(64 << 20))
-    monkeypatch.setattr(file_transfer, "_hash_part", fail)
-    with pytest.raises(OSError, match="the disk is broken"):
-        copied(tmp_path, tmp_path / "target")
-
-
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_the_crc_of_two_texts_is_that_of_both_together(first: bytes, second: bytes) -> None:
     assert combined_crc32(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
 
 
-def test_parts_of_a_file_are_hashed_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_transfer, "_PART_BYTES", 1000)
-    data = bytes(range(256)) * 40
-    (tmp_path / "source").write_bytes(data)
-    threads, hash_part = set(), file_transfer._hash_part
-
-    def together(*arguments: int) -> int:
-        threads.add(threading.get_ident())
-        wait_until(lambda: len(threads) > 1, what="a second thread")
-        return hash_part(*arguments)
-
-    monkeypatch.setattr(file_transfer, "_hash_part", together)
-    assert hashed(tmp_path) == (len(data), zlib.crc32(data))
-
-
 # -- local files -----------------------------------------------------------------------------------------------------
-
-
-def test_local_files_are_deleted_with_their_directories(source: Path) -> None:
-    LocalFiles(source).delete()
-    assert not source.exists()
 
 
 def test_a_relative_path_means_the_same_after_a_change_of_directory(
@@ -258,14 +173,6 @@ def test_a_file_that_was_changed_or_added_since_stays_and_the_others_go(source: 
     assert (source / "deep" / "file").read_text() == "next"
 
 
-def test_a_file_that_was_replaced_stays(source: Path) -> None:
-    files = LocalFiles(source)
-    (source / "new").write_text("text")
-    (source / "new").replace(source / "deep" / "file")
-    files.delete()
-    assert (source / "deep" / "file").exists()
-
-
 @pytest.mark.parametrize("name", ["source", "source/link", "source/deep/link"])
 def test_of_a_symlink_only_the_link_is_deleted(source: Path, tmp_path: Path, name: str) -> None:
     behind = tmp_path / "behind"
@@ -277,13 +184,6 @@ def test_of_a_symlink_only_the_link_is_deleted(source: Path, tmp_path: Path, nam
     LocalFiles(source).delete()
     assert not os.path.lexists(source)
     assert (behind / "file").read_text() == "mine"
-
-
-def test_a_directory_that_somebody_else_has_deleted_is_no_error(source: Path) -> None:
-    first, second = LocalFiles(source), LocalFiles(source)
-    second.delete()
-    first.delete()
-    assert not source.exists()
 
 
 @pytest.mark.parametrize(

@@ -72,16 +72,6 @@ def test_nothing_in_the_file_stops_a_run(state: Path, seed: int, capsys: pytest.
     assert [one["text"] for one in read_records().troubles if one["host"] == "me@box/2"] == ["known", "new"]
 
 
-@pytest.mark.parametrize("part", ["troubles", "checks"])
-@pytest.mark.parametrize("value", VALUES)
-def test_a_part_of_another_kind_is_ignored(state: Path, part: str, value: Any) -> None:
-    add("slow")
-    state.write_text(json.dumps({part: value}))
-    assert read_records().bad_hosts() == {}
-    add("slow", "new")
-    assert [one["text"] for one in read_records().troubles] == ["new"]
-
-
 @pytest.mark.parametrize("damage", ["", "{", "[1]", '{"troubles": [{}]}', '{"else": 1}', "\x00\xff", "[" * 99999])
 def test_a_damaged_file_is_ignored_and_replaced(state: Path, damage: str) -> None:
     add("slow", "old")

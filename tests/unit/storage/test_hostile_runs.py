@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -82,25 +81,3 @@ def test_many_damaged_lines_are_given_up(tmp_path: Path) -> None:
     (run / "events.jsonl").write_bytes(b"{\n" * 1_000_000)
     with pytest.warns(UserWarning, match=r"left out from line 1,001 on"):
         assert list(read_events(run / "events.jsonl")) == []
-
-
-def test_the_time_for_a_run_grows_with_its_attempts_and_not_with_their_square(tmp_path: Path) -> None:
-    def seconds(count: int) -> float:
-        begin, lines, events = time.time() - 1e6, [], []
-        attempts = [
-            {"attempt": n, "started": begin + n, "training": begin + n, "ended": begin + n + 0.5, "first_step": n // 2}
-            for n in range(count)
-        ]
-        run = make_run(tmp_path, f"run-{count}", status="failed", attempts=attempts)
-        for n in range(count):
-            where = {"time": begin + n + 0.1, "attempt": n}
-            lines.append(json.dumps({**where, "rank": 0, "index": 1, "metrics": {"loss": 1}}) + "\n")
-            events.append(json.dumps({**where, "event": "hang", "since": begin + n}) + "\n")
-        (run / "metrics.jsonl").write_text("".join(lines))
-        (run / "events.jsonl").write_text("".join(events))
-        began = time.process_time()
-        page_data(run)
-        return time.process_time() - began
-
-    few = seconds(1_000)
-    assert seconds(10_000) < 30 * few

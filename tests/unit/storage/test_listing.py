@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.storage.lines import read_events
 from distrain.storage.run_lock import LocalLock
-from distrain.storage.runs.details import error_of, reports_of
-from distrain.storage.runs.listing import NoSuchRun, find_run, list_runs, run_at, storage_at
+from distrain.storage.runs.listing import NoSuchRun, find_run, list_runs, storage_at
 from distrain.system.remote_path import RemotePath
 from tests.unit.storage.made import add_reports, make_run
 
@@ -98,27 +96,6 @@ def test_what_is_damaged_half_written_or_foreign_is_shown_as_such(tmp_path: Path
     assert list_runs(tmp_path)[-1].state == "not a run"
 
 
-@pytest.mark.parametrize("file", ["run.json", "metrics.jsonl", "events.jsonl", "error.json"])
-def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(tmp_path: Path, file: str) -> None:
-    run = make_run(tmp_path, "run")
-    add_reports(run, {"loss": 0.5})
-    (run / file).unlink(missing_ok=True)
-    os.mkfifo(run / file)
-    assert states(tmp_path) == {"run": "damaged" if file == "run.json" else "finished"}
-    found = run_at(run)
-    assert (found.last_report() is None) == (file == "metrics.jsonl")
-    assert len(list(reports_of(found))) == (file != "metrics.jsonl")
-    assert list(read_events(run / "events.jsonl")) == []
-    assert error_of(run) == {}
-
-
-def test_fields_of_wrong_types_break_nothing(tmp_path: Path) -> None:
-    make_run(tmp_path, "run", attempts="none", started="yesterday", updated=None, script=7)
-    [run] = list_runs(tmp_path)
-    assert (run.state, run.ranks, run.hosts, run.attempts, run.script) == ("finished", 0, {}, [], "7")
-    assert run.last_report() is None
-
-
 @pytest.mark.filterwarnings("ignore:skipped")
 def test_the_last_report_is_that_of_rank_0_with_its_step_over_the_whole_run(tmp_path: Path) -> None:
     run = make_run(tmp_path, "run")
@@ -133,11 +110,6 @@ def test_the_last_report_is_that_of_rank_0_with_its_step_over_the_whole_run(tmp_
     record = listed.last_report()
     assert record is not None
     assert (record["metrics"], record["step"]) == ({"loss": 0.25}, 41)
-
-
-def test_a_run_directory_itself_is_listed(tmp_path: Path) -> None:
-    make_run(tmp_path, "run")
-    assert states(tmp_path / "run") == {"run": "finished"}
 
 
 def test_remote_runs_are_listed(bucket: RemotePath, tmp_path: Path) -> None:

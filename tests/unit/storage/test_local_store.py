@@ -7,10 +7,8 @@ import math
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +21,7 @@ from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.storage.commit import Commit, CommittedFile
 from distrain.storage.files import list_files
 from distrain.storage.records import CommittedCheckpoint, damage_of
-from distrain.system.background import Background
-from distrain.system.loop import Loop
-from tests.conftest import verify_now, wait_until
+from tests.conftest import verify_now
 from tests.unit.conftest import commit_now
 
 if TYPE_CHECKING:
@@ -67,12 +63,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 # -- commits ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_commit_joins_the_parts_of_all_ranks(store: LocalStore, root: Path) -> None:
-    saved = commit(store, parts={0: {"model.pt": b"zero"}, 1: {"rng/1.bin": b"one", "rng/deep/er.bin": b"two"}})
-    assert saved.path == root / "checkpoint_000000"
-    assert contents(saved.path) == {"model.pt": b"zero", "rng/1.bin": b"one", "rng/deep/er.bin": b"two"}
-
-
 def test_a_file_that_was_cut_off_after_it_was_stored_is_not_committed(store: LocalStore) -> None:
     (store.staging_directory(0, 1) / "model.pt").write_bytes(b"half")
     with pytest.raises(OSError, match=r"the file has changed since it was stored: .*model\.pt"):
@@ -85,14 +75,6 @@ def test_the_manifest_tells_files_sizes_hashes_ranks_and_metrics(store: LocalSto
     manifest = json.loads((saved.path / MANIFEST_FILE).read_text())
     assert manifest["files"]["b"] == {"size": 3, "crc32": f"{zlib.crc32(b'two'):08x}", "rank": 2}
     assert (manifest["ranks"], manifest["metrics"], manifest["index"]) == ([0, 2], {"loss": 0.5}, 0)
-
-
-def test_a_commit_that_fails_leaves_no_checkpoint(store: LocalStore) -> None:
-    store.staging_directory(0, 1)
-    with pytest.raises(OSError, match="never-written"):
-        commit_now(store, Commit(1, (CommittedFile("never-written", 0, 1, 1),), (0,), {}))
-    assert store.paths.checkpoints() == []
-    assert store.committed == []
 
 
 def test_a_reopened_run_knows_its_checkpoints_and_numbers_on(root: Path) -> None:
@@ -113,25 +95,6 @@ def test_deleted_checkpoints_are_gone_and_numbers_are_not_used_again(store: Loca
     assert [path.name for path in store.paths.checkpoints()] == ["checkpoint_000002"]
     assert [saved.path.name for saved in store.committed] == ["checkpoint_000002"]
     assert commit(store, 4).path.name == "checkpoint_000003"
-
-
-def test_large_checkpoints_are_deleted_while_the_loop_runs(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders = [commit(store, ordinal, {0: {"model.pt": b"x"}}).path for ordinal in (1, 2, 3)]
-    may_go_on, unlink = threading.Event(), os.unlink
-
-    def slow(*arguments: Any, **options: Any) -> None:
-        assert may_go_on.wait(20)
-        unlink(*arguments, **options)
-
-    monkeypatch.setattr(os, "unlink", slow)
-    store.delete(store.committed[:1])
-    assert not folders[0].exists()
-    aside = next(store.paths.staging.glob("deleted-*"))
-    assert (aside / "model.pt").exists()
-    store.delete(store.committed[:1])
-    assert not folders[1].exists()
-    may_go_on.set()
-    wait_until(lambda: not list(store.paths.staging.iterdir()))
 
 
 def test_a_checkpoint_that_is_being_read_is_not_deleted(store: LocalStore) -> None:
@@ -171,15 +134,6 @@ def test_a_checkpoint_that_is_deleted_as_a_reader_opens_it_is_not_read(
     monkeypatch.setattr(os, "open", delete_when_opened)
     with pytest.raises(CheckpointError, match=r"was deleted by num_to_keep"), checkpoint.as_directory():
         pass
-
-
-def test_half_written_checkpoints_are_swept_when_the_next_run_starts(root: Path) -> None:
-    first = LocalStore(root)
-    (first.staging_directory(0, 1) / "model.pt").write_bytes(b"half")
-    first.directory.release()  # as a crash does it
-    second = LocalStore(root)
-    assert not second.paths.staging.exists()
-    second.close()
 
 
 def test_a_store_that_could_not_be_opened_holds_no_lock(root: Path) -> None:
@@ -253,17 +207,6 @@ def test_a_copy_that_a_user_has_made_is_neither_offered_nor_deleted(root: Path) 
     assert (root / "keep-this-one" / "model.pt").exists()
 
 
-def test_a_checkpoint_whose_manifest_does_not_say_its_name_is_of_an_earlier_version(root: Path) -> None:
-    first = LocalStore(root)
-    folder = commit(first, 1).path
-    manifest = json.loads((folder / MANIFEST_FILE).read_text())
-    assert manifest.pop("name") == "checkpoint_000000"
-    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
-    store = reopened(first)
-    assert [saved.path for saved in store.committed] == [folder]
-    store.close()
-
-
 def test_what_users_may_change_is_no_damage(root: Path) -> None:
     first = LocalStore(root)
     first.metadata = {"seed": 1}
@@ -275,18 +218,6 @@ def test_what_users_may_change_is_no_damage(root: Path) -> None:
     store = LocalStore(root)
     assert len(store.committed) == 1
     store.close()
-
-
-def test_of_older_checkpoints_only_the_manifest_is_looked_at(root: Path) -> None:
-    first = LocalStore(root)
-    older, _ = commit(first, 1).path, commit(first, 2).path
-    first.close()
-    DAMAGES["flipped"][0](older)
-    store = LocalStore(root)
-    verify_now(store)
-    assert len(store.committed) == 2
-    store.close()
-    assert damage_of(older) == "model.pt has changed since it was committed"
 
 
 # -- metadata --------------------------------------------------------------------------------------------------------
@@ -333,59 +264,10 @@ def test_a_directory_in_use_by_another_process_is_refused_with_its_pid(root: Pat
     LocalStore(root).close()
 
 
-FORK_AND_DIE = """
-import os, sys, time
-from distrain import RunConfig, ScalingConfig
-from distrain.coordinator.trainer import DataParallelTrainer
-
-def train(config):
-    if os.fork() == 0:
-        print(os.getpid(), flush=True)
-        sys.stdout.close()
-        time.sleep(60)
-    os.kill(os.getpid(), 9)
-
-run = RunConfig(storage_path=sys.argv[1], name="run")
-DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=0), run_config=run).fit()
-"""
-
-
-def test_a_child_that_train_func_has_forked_does_not_hold_the_run_directory(root: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", FORK_AND_DIE, str(root.parent)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        parent.wait()
-    try:
-        LocalStore(root).close()
-        os.kill(child, 0)
-    finally:
-        os.kill(child, signal.SIGKILL)
-
-
 def test_a_path_that_cannot_be_a_directory_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match="cannot use the run directory"):
         LocalStore(tmp_path / "file" / "run")
-
-
-def test_a_commit_that_fails_leaves_the_others_to_be_waited_for(root: Path) -> None:
-    loop, store = Loop(), LocalStore(root)
-    background, failed, saved = Background(loop, "files"), [], []
-    store.on_failure = failed.append
-    store.start(loop, background, "id", [])
-    for ordinal, parts in ((1, (CommittedFile("never-written", 0, 1, 1),)), (2, ())):
-        store.staging_directory(0, ordinal)
-        store.commit(0, Commit(ordinal, parts, (0,), {}), then=saved.append)
-    assert store.is_committing
-    while not store.is_idle:
-        loop.step()
-    assert (store.is_committing, len(failed), len(saved)) == (False, 1, 1)
-    store.detach()
-    background.close()
-    loop.close()
-    store.close()
 
 
 # -- rollbacks ---------------------------------------------------------------------------------------------------------
@@ -415,11 +297,3 @@ def test_a_checkpoint_is_suspect_when_the_run_does_not_get_past_it(
     assert [name[-1:] for name in suspects(store, *asked)] == expected
     kept, left_out = store.committed[-1], {name: of for skip_to, _ in asked for name, of in skip_to.items()}
     assert kept.skip_to == left_out == json.loads((Path(str(kept.path)) / MANIFEST_FILE).read_text())["skip_to"]
-
-
-def test_a_newer_checkpoint_is_tried_as_often_as_the_one_before(store: LocalStore) -> None:
-    commit(store)
-    many = [({"x": number}, 0) for number in range(3)]
-    assert suspects(store, *many) == [""] * 3
-    commit(store, 2)
-    assert suspects(store, *many) == [""] * 3

@@ -80,11 +80,6 @@ def test_a_run_that_has_ended_is_followed_to_its_end(
     assert {number for number, _, _ in found} == ({0, 1} if attempt == 0 else {1})
 
 
-def test_what_is_followed_is_shown_as_what_is_read(run: Run) -> None:
-    log_files(run, 1)[0].write_bytes(b"10%\r50%\r100%\n\x1b[2Jnext\n")  # type: ignore[union-attr]
-    assert [line for _, _, line in Follower(run, [0], 1, None).lines()] == ["100%", "next"]
-
-
 def test_a_torn_line_is_followed_when_it_or_the_run_has_ended(run: Run) -> None:
     file = Path(str(log_files(run, 1)[0]))
     follower = Follower(run, [0], 1, 1)

@@ -13,19 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_an_uploader_that_is_killed_while_it_opens_the_storage_is_replaced(tmp_path: Path) -> None:
-    answers: list[wire.Message] = []
-    link = OrderLink(None, answers.append, "uploader", flags=())
-    try:
-        link.order(wire.OpenStorage(url=f"file://{tmp_path}", filesystem=""))
-        assert link.pid is not None
-        os.kill(link.pid, signal.SIGKILL)
-        link.settle(lambda: None)
-    finally:
-        link.close()
-    assert answers == [wire.StorageStatus()]
-
-
 def test_checkpoints_that_a_killed_uploader_was_to_delete_are_deleted_by_the_next(tmp_path: Path) -> None:
     def delete(number: int) -> wire.DeleteCheckpoints:
         (tmp_path / f"of_{number}").mkdir()

@@ -16,7 +16,6 @@ from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.errors import StorageError
 from distrain.storage.files import write_atomically
 from distrain.storage.paths import RunPaths
-from distrain.storage.runs.listing import list_runs
 from distrain.system.background import Background
 from distrain.trackers import TensorBoard
 from distrain.trackers.logging import TrackerLog
@@ -110,12 +109,6 @@ def test_a_request_goes_into_a_pipe_only(root: Path, victim: Path, kind: str) ->
     assert victim.read_text() == requests.read_text() == "precious"
 
 
-def test_a_list_of_runs_waits_for_no_pipe(root: Path) -> None:
-    os.mkfifo(root / "run.json")
-    os.mkfifo(root / ".lock")
-    assert [run.name for run in list_runs(root.parent)] in ([], ["run"])
-
-
 # -- owners ----------------------------------------------------------------------------------------------------------
 
 
@@ -140,14 +133,6 @@ def test_a_link_of_a_stranger_in_place_of_a_directory_is_not_followed(root: Path
     assert os.listdir(tmp_path / "precious") == []
 
 
-def test_own_links_to_directories_are_followed(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "large_disk").mkdir()
-    root.rmdir()
-    root.symlink_to(tmp_path / "large_disk")
-    LocalStore(root).close()
-    assert ".lock" in os.listdir(tmp_path / "large_disk")
-
-
 @as_root
 def test_colleagues_continue_each_others_runs_where_only_they_may_write(root: Path) -> None:
     root.parent.chmod(0o2775)
@@ -158,28 +143,7 @@ def test_colleagues_continue_each_others_runs_where_only_they_may_write(root: Pa
 
 
 @as_root
-def test_the_owner_of_the_storage_path_is_trusted(root: Path) -> None:
-    for folder in (root, root.parent):
-        os.chown(folder, COLLEAGUE, COLLEAGUE)
-    LocalStore(root).close()
-
-
-@as_root
 def test_a_tracker_reads_no_state_of_a_stranger(root: Path) -> None:
     os.chown(root, STRANGER, STRANGER)
     with pytest.raises(StorageError, match="belongs to"):
         TrackerLog(TensorBoard(), root, str(root)).start()
-
-
-def test_the_lock_of_a_group_is_for_the_group(root: Path) -> None:
-    before = os.umask(0o002)
-    try:
-        LocalStore(root).close()
-    finally:
-        os.umask(before)
-    assert (root / ".lock").stat().st_mode & 0o777 == 0o664
-
-
-def test_no_probe_is_left(root: Path) -> None:
-    LocalStore(root).close()
-    assert not [name for name in os.listdir(root) + os.listdir(root.parent) if "probe" in name]

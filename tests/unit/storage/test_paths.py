@@ -58,16 +58,6 @@ def made(storage_path: Path, name: str, status: str | None) -> None:
         (root / "run.json").write_text(json.dumps({"status": status}))
 
 
-def test_a_run_without_a_name_gets_one_of_its_own(tmp_path: Path) -> None:
-    roots = {choose_run(tmp_path, None) for _ in range(10)}
-    assert len(roots) == 10
-    assert {root.parent for root in roots} == {tmp_path}
-
-
-def test_a_new_name_is_used_as_it_is(tmp_path: Path) -> None:
-    assert choose_run(tmp_path, "run") == tmp_path / "run"
-
-
 @pytest.mark.parametrize("status", ["running", "failed", "stopped"])
 def test_an_unfinished_run_goes_on(tmp_path: Path, status: str) -> None:
     made(tmp_path, "run", status)
@@ -78,17 +68,6 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     made(tmp_path, "run", "finished")
     made(tmp_path, "run-2", "finished")
     assert choose_run(tmp_path, "run") == tmp_path / "run-3"
-
-
-def test_the_unfinished_successor_of_a_finished_run_goes_on(tmp_path: Path) -> None:
-    made(tmp_path, "run", "finished")
-    made(tmp_path, "run-2", "failed")
-    assert choose_run(tmp_path, "run") == tmp_path / "run-2"
-
-
-def test_a_directory_that_is_no_run_is_no_run_that_goes_on(tmp_path: Path) -> None:
-    made(tmp_path, "run", None)
-    assert choose_run(tmp_path, "run") == tmp_path / "run"
 
 
 def test_the_home_directory_and_relative_paths_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,20 +83,3 @@ def test_an_unreadable_manifest_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "run" / "run.json").write_text("{torn")
     with pytest.raises(StorageError, match=r"run\.json is damaged, or another program's"):
         choose_run(tmp_path, "run")
-
-
-def test_every_name_of_a_run_lies_below_its_root(root: Path) -> None:
-    paths = RunPaths(root)
-    names = [getattr(paths, name) for name, value in vars(RunPaths).items() if isinstance(value, property)]
-    names += [
-        paths.checkpoint(3),
-        paths.log(0, 1),
-        paths.evidence(0) / "stacks" / "rank_1.txt",
-        paths.validation_log("checkpoint_000003"),
-    ]
-    assert all(root in name.parents for name in names)
-    assert len(set(names)) == len(names)
-
-
-def test_logs_may_lie_elsewhere(root: Path, tmp_path: Path) -> None:
-    assert RunPaths(root, tmp_path).log(1, 2) == tmp_path / root.name / "attempt_1" / "rank_2.log"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import warnings
 from typing import TYPE_CHECKING
 
 import pytest
 
 from distrain.page import data, write_page, writer
 from distrain.storage.lines import last_record, read_file
-from distrain.storage.ownership import list_names, open_to_read
 from distrain.storage.runs.details import checkpoints_of
 from distrain.storage.runs.listing import run_at
 from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
@@ -185,16 +183,6 @@ def test_colleagues_read_what_the_group_has_written(run: Path) -> None:
 
 
 @as_root
-def test_what_a_stranger_links_within_their_own_files_is_read(run: Path) -> None:
-    shutil.move(run / "logs", run.parent / "elsewhere")
-    (run / "logs").symlink_to("../elsewhere")
-    give(run.parent / "elsewhere")
-    give(run)
-    assert attempts_with_logs(run_at(run)) == [1]
-    assert list(read_lines(log_files(run_at(run), 1)[0], None, run_at(run))) == ["a line"]
-
-
-@as_root
 def test_a_page_is_written_into_the_directory_that_was_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often a stranger replaces the run directory meanwhile."""
     mine, other = run.parent.parent / "private" / "mine", run.parent.parent / "other"
@@ -220,20 +208,3 @@ def test_only_regular_files_are_read(tmp_path: Path, make: Callable[[Path], obje
     make(tmp_path / "file")
     with pytest.raises((FileNotFoundError, IsADirectoryError)):
         read_file(tmp_path / "file")
-
-
-def test_descriptors_are_closed(tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "file").touch()
-    os.mkfifo(tmp_path / "pipe")
-    before = os.listdir("/proc/self/fd")
-    for name in ("loop", "file", "pipe", "missing", "file/inner"):
-        try:
-            os.close(open_to_read(tmp_path / name, tmp_path))
-        except OSError:
-            continue
-    assert list_names(tmp_path, tmp_path)
-    assert list_names(tmp_path / "none", tmp_path) == []
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(os.listdir("/proc/self/fd")) == len(before)

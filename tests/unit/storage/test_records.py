@@ -64,13 +64,6 @@ def test_any_metrics_survive_the_round_trip(metrics: dict[str, Any], tmp_path_fa
     assert same(written(tmp_path_factory.mktemp("run"), metrics), [metrics])
 
 
-def test_a_torn_last_line_is_passed_over_by_readers(root: Path) -> None:
-    written(root, {"loss": 1}, {"loss": 2})
-    with RunPaths(root).metrics.open("a") as file:
-        file.write('{"time":1.0,"attempt":0,"ra')
-    assert [record["metrics"] for record in read_metrics(RunPaths(root).metrics)] == [{"loss": 1}, {"loss": 2}]
-
-
 def test_a_torn_last_line_is_cut_off_before_new_ones_are_written(root: Path) -> None:
     written(root, {"loss": 1})
     with RunPaths(root).metrics.open("a") as file:
@@ -84,7 +77,3 @@ def test_readers_choose_one_rank_or_all(store: LocalStore) -> None:
     store.flush()
     assert [record["rank"] for record in read_metrics(store.paths.metrics, rank=1)] == [1]
     assert [record["rank"] for record in read_metrics(store.paths.metrics, rank=None)] == [0, 1]
-
-
-def test_a_run_without_metrics_has_none(root: Path) -> None:
-    assert list(read_metrics(RunPaths(root).metrics)) == []

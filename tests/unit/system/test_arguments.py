@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distrain.system.arguments import check_choice, check_fields, check_int, check_seconds, check_type
+from distrain.system.arguments import check_choice, check_int, check_seconds, check_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,15 +46,3 @@ def test_the_text_names_the_argument_the_rule_and_the_value(
     with pytest.raises((TypeError, ValueError)) as raised:
         check("x", value, **options)
     assert str(raised.value) == text
-
-
-def test_optional_arguments_may_be_none() -> None:
-    check_type("x", None, str, optional=True)
-    check_int("x", None, minimum=1, optional=True)
-    check_seconds("x", None, above_zero=True, optional=True)
-
-
-def test_fields_of_a_config_are_named_with_its_class() -> None:
-    check_fields(Config(), check_int, "steps", minimum=1)
-    with pytest.raises(TypeError, match=r"^Config\.name must be a str, got None"):
-        check_fields(Config(), check_type, "name", kind=str)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -61,27 +59,6 @@ def test_an_error_of_the_work_is_reported(loop: Loop, background: Background) ->
     assert failed == [error]
 
 
-def test_an_error_that_nobody_expects_is_raised_in_the_loop(loop: Loop, background: Background) -> None:
-    background.do(lambda: sys.exit(3), None, lambda error: None)
-    with pytest.raises(SystemExit):
-        loop.step()
-    assert background.pending == 0
-
-
-def test_after_the_end_nothing_is_reported(loop: Loop, background: Background) -> None:
-    begun, go_on, done = threading.Event(), threading.Event(), []
-    background.do(lambda: (begun.set(), go_on.wait(20.0)), done.append)
-    background.do(lambda: done.append("dropped"), done.append)
-    assert begun.wait(20.0)
-    background.close()
-    go_on.set()
-    for thread in threading.enumerate():
-        if thread.name == "distrain-test":
-            thread.join(20.0)
-            assert not thread.is_alive()
-    assert (done, background.pending) == ([], 0)
-
-
 def test_without_a_loop_work_is_done_at_once() -> None:
     background, done = Background(None, "test"), []
     background.do(lambda: 7, done.append)
@@ -134,16 +111,6 @@ def test_an_error_in_one_of_several_threads_ends_the_others() -> None:
     with pytest.raises(OSError, match="the disk is broken"):
         in_threads(work, range(10_000))
     assert len(done) < 1000
-
-
-def test_without_more_threads_the_work_is_done_in_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(*arguments: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(_thread, "start_new_thread", start)
-    before = os.listdir("/proc/self/fd")
-    assert in_threads(str, [1, 2, 3]) == ["1", "2", "3"]
-    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_signal_handler_that_raises_ends_all_of_several_threads() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -40,17 +38,6 @@ def moment() -> float:
 # -- descriptors -----------------------------------------------------------------------------------------------------
 
 
-def test_a_descriptor_that_takes_data_calls_back_until_told_otherwise(loop: Loop, pipe: tuple[int, int]) -> None:
-    calls: list[str] = []
-    loop.on_writable(pipe[1], lambda: calls.append("writable"))
-    loop.step()
-    loop.step()
-    loop.on_writable(pipe[1], None)
-    loop.call_at("now", moment(), lambda: calls.append("timer"))
-    loop.step()
-    assert calls == ["writable", "writable", "timer"]
-
-
 def test_a_forgotten_descriptor_is_not_called_in_the_same_turn(loop: Loop) -> None:
     pipes = [os.pipe(), os.pipe()]
     calls: list[int] = []
@@ -70,15 +57,6 @@ def test_a_forgotten_descriptor_is_not_called_in_the_same_turn(loop: Loop) -> No
 
 
 # -- timers ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_timer_calls_once(loop: Loop) -> None:
-    calls: list[str] = []
-    loop.call_at("one", moment(), lambda: calls.append("one"))
-    loop.step()
-    loop.call_at("end", moment(), lambda: calls.append("end"))
-    loop.step()
-    assert calls == ["one", "end"]
 
 
 def test_a_timer_may_cancel_another_one_that_is_due(loop: Loop) -> None:
@@ -128,43 +106,6 @@ def test_silence_is_counted_from_the_end_of_a_pause(loop: Loop) -> None:
     time.sleep(0.6)
     loop.step()
     assert loop.silence_s(heard_at) == 0.0
-
-
-def test_a_signal_whose_handler_is_not_pythons_keeps_it() -> None:
-    """As of a program that has embedded the interpreter: it could not be restored. C code sets it before signal is
-    imported."""
-    source = """
-import ctypes, os, sys
-libc = ctypes.CDLL(None)
-heard = []
-handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(heard.append)
-libc.signal(15, handler)
-for name in ("signal", "_signal"):
-    sys.modules.pop(name, None)
-from distrain.system.loop import Loop
-import signal
-import faulthandler, tempfile
-with tempfile.TemporaryFile() as file:
-    assert signal.getsignal(15) is None
-    faulthandler.register(signal.SIGQUIT, file)  # of which signal knows nothing
-    loop = Loop()
-    with loop.signals((signal.SIGTERM, signal.SIGQUIT, signal.SIGINT), print):
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGQUIT)
-    os.kill(os.getpid(), signal.SIGQUIT)
-    assert file.seek(0, 2) > 0
-assert signal.getsignal(15) is None
-assert heard == [15]
-"""
-    run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
-    assert (run.returncode, run.stderr) == (0, "")
-
-
-def test_what_a_closed_loop_has_watched_can_be_forgotten(pipe: tuple[int, int]) -> None:
-    closed = Loop()
-    closed.on_readable(pipe[0], lambda: None)
-    closed.close()
-    closed.forget(pipe[0])
 
 
 def test_signals_of_a_forked_child_are_its_own(loop: Loop) -> None:

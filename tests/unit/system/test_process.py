@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -13,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distrain.errors import ResourcesError
 from distrain.system import process
 from tests.conftest import wait_until
 
@@ -96,24 +94,6 @@ def test_resource_trackers_are_known_by_their_command(
     assert process.is_resource_tracker(1) is expected
 
 
-SHOWS = """
-import os, sys
-from distrain.system import process
-process.show_command("distrain:", "rank", "3", "of", "x" * 9999)
-child = os.fork()
-os.write(1, open("/proc/self/cmdline", "rb").read() + b"\\n")
-if child:
-    os.waitpid(child, 0)
-"""
-
-
-def test_ps_shows_the_chosen_command_also_for_forks() -> None:
-    done = subprocess.run([sys.executable, "-c", SHOWS], capture_output=True, text=True, check=True)
-    own, forked = done.stdout.splitlines()
-    assert own == forked
-    assert re.fullmatch("distrain: rank 3 of x+\0", own)
-
-
 IN_A_NAMESPACE = """
 import os, signal, subprocess
 from distrain.system import process
@@ -151,13 +131,6 @@ def test_more_open_files_are_allowed_for_a_while_and_children_get_the_usual_limi
         assert limit_of_a_child() == soft - 500
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_too_low_a_hard_limit_is_an_error_with_the_number_that_is_needed() -> None:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    said = f"but may have {hard:,}: raise its hard limit"
-    with pytest.raises(ResourcesError, match=said), process.raised_fd_limit(hard, hard):
-        pytest.fail("the block must not run")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

@@ -96,13 +96,6 @@ def test_a_part_of_the_local_filesystem_is_a_local_path_below_it(tmp_path: Path)
     assert locate("runs", SubTreeFileSystem("deep", SubTreeFileSystem(str(tmp_path), arrows))) == tmp_path / "deep/runs"
 
 
-def test_a_url_is_a_remote_path_and_stays_as_it_was_written() -> None:
-    found = locate("memory://runs/")
-    assert isinstance(found, RemotePath)
-    assert (str(found), found.path, found.name) == ("memory://runs", "/runs", "runs")
-    assert str(found / "x") == "memory://runs/x"
-
-
 @pytest.mark.parametrize("name", ["exp::1", "r?x", "st*r", "[ab]", "deep/q?versionId=7"])
 def test_a_name_that_fsspec_does_not_take_literally_is_refused(name: str) -> None:
     run, given = locate("memory://runs"), MemoryFileSystem()
@@ -184,23 +177,6 @@ def test_what_is_written_can_be_read_listed_and_removed(root: RemotePath, tmp_pa
         (root / "a/b").read_bytes()
 
 
-def test_the_version_of_a_file_that_is_written_again_is_another_one() -> None:
-    file = RemotePath("memory://runs/file")
-    versions = set()
-    for _ in range(3):
-        file.write_bytes(b"same")
-        versions.add(RemotePath("memory://runs").files()["file"])
-    assert len(versions) == 3
-
-
-def test_only_one_of_two_creates_a_file() -> None:
-    file = RemotePath("memory://runs/lock")
-    file.create(b"1")
-    with pytest.raises(FileExistsError, match=r"cannot create memory://runs/lock"):
-        file.create(b"2")
-    assert file.read_bytes() == b"1"
-
-
 # -- trying again ----------------------------------------------------------------------------------------------------
 
 
@@ -245,11 +221,6 @@ def test_a_trouble_that_lasts_is_told_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(remote_path, "_QUIET_S", 0.5)
     RemotePath("x/y", Moody(*[ConnectionError("reset")] * 3), patience_s=9.0).write_bytes(b"1")
     assert told == ["cannot write x/y: ConnectionError: reset; trying again for 9 s"]
-
-
-def test_the_environment_says_how_long_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISTRAIN_STORAGE_PATIENCE_S", "2.5")
-    assert RemotePath("memory://x").patience_s == 2.5
 
 
 @pytest.mark.parametrize("text", ["abc", "-1", "nan", ""])

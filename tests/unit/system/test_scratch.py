@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import mmap
 import os
 import subprocess
@@ -21,23 +19,6 @@ def _temporary(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeyp
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(scratch, "_SHARED_MEMORY", str(tmp_path_factory.mktemp("shm")))
     monkeypatch.delenv("DISTRAIN_SCRATCH", raising=False)
-
-
-def test_a_file_system_without_locks_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(fd: int, how: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with scratch.temporary_directory("mine-") as folder:
-        assert os.listdir(tmp_path) == [os.path.basename(folder)]
-    claimed = scratch.claim()
-    assert claimed is not None
-    with scratch.kept_for_peer(f"{claimed}/peer"):
-        scratch.remove_abandoned()
-        assert os.path.isdir(f"{claimed}/peer"), "nobody knows whether it is in use"
-    scratch.remove(claimed)
-    assert not os.listdir(tmp_path)
-    monkeypatch.delenv("DISTRAIN_SCRATCH")
 
 
 def claim_in_a_child() -> str:

@@ -8,14 +8,14 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-import pytest
-
 from distrain.agent.guard import clear_cache
 from distrain.transfer.host_side.cache_files import lock_folder
 from tests.unit.transfer.conftest import HOUR, KB, age, below, in_a_child, place, put
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
     from distrain.transfer.host_side.host_cache import HostCache
     from tests.unit.transfer.conftest import Project
@@ -81,28 +81,6 @@ def test_what_is_in_use_stays(cache: HostCache, project: Project) -> None:
     assert not used.exists()
 
 
-def test_what_a_killed_process_was_deleting_is_not_in_the_way(cache: HostCache) -> None:
-    half_deleted = entry(cache, "projects/.new-old-a", 0)
-    path = entry(cache, "projects/a", 9 * HOUR)
-    cache.trim(0)
-    assert not path.exists()
-    assert not half_deleted.exists()
-
-
-def test_what_cannot_be_deleted_is_not_locked_afterwards(cache: HostCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = entry(cache, "projects/a", 9 * HOUR)
-
-    def fail(*_: object) -> None:
-        raise OSError("a file server says no")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "rename", fail)
-        cache.trim(0)
-    fd = lock_folder(path, fcntl.LOCK_SH)
-    assert fd is not None
-    os.close(fd)
-
-
 def test_what_killed_runs_have_left_goes_also_below_the_limit(
     cache: HostCache, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,12 +103,3 @@ def test_what_may_be_arriving_stays(cache: HostCache) -> None:
     old, young = entry(cache, "programs/.new-x1", 2 * HOUR), entry(cache, "programs/.new-x2", 0)
     cache.trim(0)
     assert [path.exists() for path in (old, young)] == [False, True]
-
-
-def test_only_one_process_trims(cache: HostCache) -> None:
-    path = entry(cache, "projects/a", 9 * HOUR)
-    with (cache.root / ".trim.lock").open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(BlockingIOError):
-            cache.trim(0)
-    assert path.exists()

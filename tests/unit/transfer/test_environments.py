@@ -148,14 +148,6 @@ def check_installation(tool: str, folder: Path, tmp_path: Path, monkeypatch: pyt
     assert not shown
 
 
-def test_the_error_has_the_words_of_uv(folder: Path) -> None:
-    if not UV:
-        pytest.skip("uv is not installed")
-    with pytest.raises(OSError, match=r"uv pip install .* ended with 1 (?s:.*)no-such-package"):
-        make(folder, "--no-index\nno-such-package==1\n")
-    assert not list(folder.iterdir())
-
-
 # -- which tool ------------------------------------------------------------------------------------------------------
 
 
@@ -170,27 +162,6 @@ def test_this_interpreter_is_used_if_it_has_the_version(folder: Path, fake_uv: F
     assert log.read_text().startswith(f"venv --python {sys.executable} {folder}")
     make(folder, python="3.99")
     assert f"venv --python 3.99 {folder}" in log.read_text()
-
-
-def test_of_several_indexes_the_best_version_counts(
-    folder: Path, fake_uv: FakeUv, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = fake_uv("")
-    strategy = "--index-strategy unsafe-best-match"
-    make(folder, "a==1\n")
-    assert strategy not in log.read_text()
-    make(folder, "--extra-index-url https://somewhere\na==1\n")
-    assert log.read_text().count(strategy) == 1
-    monkeypatch.setenv("UV_INDEX_STRATEGY", "first-index")
-    make(folder, "--extra-index-url https://elsewhere\na==1\n")
-    assert log.read_text().count(strategy) == 1
-
-
-def test_other_requirements_and_another_python_need_another_environment(folder: Path, fake_uv: FakeUv) -> None:
-    fake_uv("")
-    pythons = [make(folder), make(folder, "a==2\n"), make(folder, python="3.99"), make(folder)]
-    assert len({str(python) for python in pythons}) == 3
-    assert pythons[0] == pythons[3]
 
 
 # -- two at once, and deaths -----------------------------------------------------------------------------------------
@@ -230,31 +201,6 @@ def test_what_a_killed_process_has_left_is_replaced_once_its_tools_are_dead(
     assert (environment / "whole").exists()
 
 
-def test_a_tool_that_this_process_has_killed_and_reaped_counts_as_failed(folder: Path, fake_uv: FakeUv) -> None:
-    """As an agent does at its end, while another of its threads builds."""
-    fake_uv("echo begun; sleep 60")
-    source = IN_A_PROCESS.replace(
-        "lambda line: print(line, flush=True)", "lambda line: 'begun' in line and process.kill_descendants()"
-    )
-    source = f"from distrain.transfer.host_side import environments\nfrom distrain.system import process\n{source}"
-    source = source.replace("print(make", "environments._SHOW_EVERY_S = 0\nprocess.adopt_orphans()\nprint(make")
-    done = subprocess.run([sys.executable, "-c", source, folder, PYTHON], stderr=subprocess.PIPE, text=True, timeout=30)
-    assert "OSError" in done.stderr
-    assert "ended with 137" in done.stderr
-    assert not list(folder.glob("*/"))
-
-
-def test_an_environment_whose_python_is_gone_is_made_again(folder: Path, fake_uv: FakeUv) -> None:
-    log = fake_uv("")
-    with maker(folder) as child:
-        python = Path(child.communicate(timeout=20)[0].splitlines()[-1])
-    python.unlink()
-    python.symlink_to("/no/such/python")
-    assert make(folder) == python
-    assert python.exists()
-    assert log.read_text().count("venv --python") == 2
-
-
 # -- failures and progress -------------------------------------------------------------------------------------------
 
 
@@ -290,14 +236,3 @@ def test_the_progress_is_shown_now_and_then(
     last = "fetching tiny" if is_silent else r"\d"
     assert re.fullmatch(rf"installing 2 packages with uv: {last} \(\d+ s\)", shown[-2])
     assert all(later - earlier >= 0.39 for earlier, later in pairwise(times[:-1]))
-
-
-# -- use ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_environment_in_use_is_locked(folder: Path, fake_uv: FakeUv) -> None:
-    fake_uv("")
-    home = make(folder).parent.parent.parent
-    assert make(folder).exists()  # again, while it is in use
-    assert lock_folder(home, fcntl.LOCK_EX) is None
-    assert lock_folder(home, fcntl.LOCK_SH) is not None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
 import shutil
 import signal
 import stat
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +17,7 @@ import pytest
 from distrain.transfer.host_side import host_cache
 from distrain.transfer.host_side.host_cache import HostCache
 from distrain.wire.shipped_file import project_digest
-from tests.unit.transfer.conftest import below, deliver, in_a_child, place, put
+from tests.unit.transfer.conftest import below, deliver, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,12 +101,6 @@ def test_a_directory_with_files_of_the_user_is_refused_and_left_alone(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
-def test_a_bootstrap_may_have_been_there_first(tmp_path: Path) -> None:
-    (tmp_path / "programs" / "key").mkdir(parents=True)
-    HostCache(tmp_path)
-    HostCache(tmp_path)
-
-
 @pytest.mark.parametrize(("named", "why"), [("/proc/nothing", "No such file"), ("here", "here is not an absolute")])
 def test_a_place_that_cannot_be_used_is_named_with_the_cure(
     named: str, why: str, monkeypatch: pytest.MonkeyPatch
@@ -120,13 +112,6 @@ def test_a_place_that_cannot_be_used_is_named_with_the_cure(
 
 
 # -- what is there already --------------------------------------------------------------------------------------------
-
-
-def test_a_file_is_in_place_if_it_seems_to_be_the_same(project: Project) -> None:
-    file = project.write("a.py", "a")
-    assert file.is_in_place
-    for other in ({"size": 2}, {"mtime_ns": 1}, {"path": f"{file.path}x"}):
-        assert not file._replace(**other).is_in_place
 
 
 def test_a_project_is_found_by_paths_modes_and_contents(project: Project) -> None:
@@ -168,44 +153,6 @@ def test_a_run_of_a_living_process_is_left_alone(
     monkeypatch.setattr(host_cache, "_FORMER_AGENT_S", 20.0)
     os.kill(child, signal.SIGKILL)
     assert cache.claim_run("r").path.name == "r"
-
-
-def test_a_former_agent_may_take_a_moment_to_end(cache: HostCache) -> None:
-    run = cache.claim_run("r")
-    put(run.files / "out")
-    threading.Timer(0.1, run.end).start()
-    assert cache.claim_run("r").path.name == "r"
-
-
-def test_many_processes_that_begin_and_end_at_once_get_directories_of_their_own(
-    cache: HostCache, project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host_cache, "_FORMER_AGENT_S", 0.0)
-    monkeypatch.setattr(host_cache, "_POLL_S", 0.001)
-    files = [project.write(f"{number}.py", str(number)) for number in range(5)]
-    folder = deliver(cache, *files)
-
-    def work() -> None:
-        for _ in range(10):
-            run = cache.claim_run("r")
-            own = run.files / "own"
-            assert not own.exists()
-            put(own)
-            assert cache.has_project(folder.name, files)
-            run.place(folder)
-            with contextlib.suppress(BlockingIOError):
-                cache.trim(0)
-            assert len(below(run.project)) == 5
-            own.unlink()
-            run.end()
-
-    children = []
-    for _ in range(4):
-        if (child := os.fork()) == 0:
-            os._exit(in_a_child(work))
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
-    assert not list(cache.runs.iterdir())
 
 
 def test_a_run_is_not_claimed_with_the_lock_of_a_deleted_directory(

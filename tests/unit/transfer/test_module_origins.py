@@ -5,16 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.transfer.project import module_origins
 from distrain.transfer.project.module_origins import Origin, belongs_to_interpreter, is_library
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 STANDARD = sysconfig.get_path("stdlib")
 LIBRARIES = (
@@ -34,21 +28,6 @@ OWN = (
 )
 
 
-@pytest.fixture
-def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An interpreter whose libraries and programs are behind links."""
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    caches = (module_origins._library_places, module_origins._program_places)
-    with monkeypatch.context() as patch:
-        patch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path / "link"))
-        for cache in caches:
-            cache.cache_clear()
-        yield tmp_path
-    for cache in caches:
-        cache.cache_clear()
-
-
 @pytest.mark.parametrize("path", LIBRARIES)
 def test_what_is_a_library(path: str) -> None:
     assert is_library(path)
@@ -65,13 +44,6 @@ def test_what_belongs_to_the_interpreter_and_is_no_library(path: str) -> None:
 def test_what_is_the_users(path: str) -> None:
     assert not is_library(path)
     assert not belongs_to_interpreter(path)
-
-
-def test_an_interpreter_behind_links(linked: Path) -> None:
-    for name in ("link", "real"):
-        assert is_library(str(linked / name / "a.py"))
-        assert belongs_to_interpreter(str(linked / name))
-    assert not belongs_to_interpreter(str(linked))
 
 
 @pytest.mark.parametrize(

@@ -122,17 +122,6 @@ def test_files_of_another_step_are_refused(mover: Mover, tmp_path: Path, change:
     assert not answer.files
 
 
-def test_a_missing_file_fails_its_order_only(mover: Mover, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    written(source / "here", b"text")
-    answer = fetch(mover, source, tmp_path / "target", ["here", "missing"])
-    assert answer.failed == (
-        f"[Errno 2] No such file or directory: '{source}/missing'; what could not be stored is in {source} on that host"
-    )
-    assert answer.files == []
-    assert fetch(mover, source, tmp_path / "target", ["here"]).failed is None
-
-
 def test_a_file_that_is_cut_while_it_is_read_fails_its_order_only(
     mover: Mover, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -211,16 +200,6 @@ def test_files_above_the_limit_stay_and_come_later(mover: Mover, tmp_path: Path)
     assert bring_back(Mover(SERVER), tmp_path).text == f"1 file (3.0 kB) came to {run}"
     assert (run / "small").stat().st_ino == inode, "it has not come again"
     assert not there.exists()
-
-
-def test_what_does_not_come_is_not_deleted(mover: Mover, tmp_path: Path) -> None:
-    there = tmp_path / "there"
-    written(there / "plots" / "a.png", b"a")
-    written(tmp_path / "scratch" / "large", b"l")
-    (there / "link").symlink_to(tmp_path / "scratch")  # directories behind links do not come
-    assert bring_back(mover, tmp_path).failed is None
-    assert [path.name for path in there.iterdir()] == ["link"]
-    assert (tmp_path / "scratch" / "large").exists()
 
 
 def test_nothing_is_overwritten(mover: Mover, tmp_path: Path) -> None:
@@ -306,25 +285,6 @@ def test_a_full_disk_of_the_host_is_named_and_freed(mover: Mover, small_disk: Pa
     assert str(small_disk / "staging") in failed
     assert contents(small_disk) == {}
     assert deliver(mover, small_disk / "there", tmp_path, files[:1]) is None
-
-
-def test_a_full_disk_here_is_named(mover: Mover, small_disk: Path, tmp_path: Path) -> None:
-    files = {"a": bytes(3_000_000), "b": b"text"}
-    for name, data in files.items():
-        written(tmp_path / "source" / name, data)
-    failed = str(fetch(mover, tmp_path / "source", small_disk / "there", list(files)).failed)
-    assert failed.startswith(f"[Errno 28] No space left on device: '{small_disk}/there/a'; what could not be stored")
-    (small_disk / "there" / "a").unlink()
-    assert fetch(mover, tmp_path / "source", small_disk / "there", ["b"]).failed is None
-
-
-def test_without_the_directory_of_the_run_nothing_is_stored(mover: Mover, tmp_path: Path) -> None:
-    """Nobody would delete it."""
-    model = written(tmp_path / "model", bytes(3_000_000))
-    order = deliver_order(tmp_path / "there", tmp_path, [file_at(model)])
-    os.rmdir(order.staging)
-    assert "No such file or directory" in str(getattr(mover.do(order), "failed", ""))
-    assert not (tmp_path / "there").exists()
 
 
 def test_a_host_reads_on_after_an_error_so_that_it_can_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

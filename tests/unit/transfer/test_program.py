@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +15,6 @@ import pytest
 from distrain import wire
 from distrain.system import process
 from distrain.transfer import program
-from tests.conftest import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,27 +121,6 @@ def test_the_program_arrives_once_with_all_that_it_needs(host: Host) -> None:
     assert host.home.stat().st_mtime > 0  # and shows that it has used it
 
 
-def test_a_host_with_the_package_at_its_usual_place_needs_nothing_else(host: Host) -> None:
-    assert host.run(flags=(), root=str(process.own_package())) == (0, b"", "")
-    assert not host.cache.exists()
-
-
-def test_another_interpreter_does_not_use_a_package_whose_surroundings_may_not_fit(host: Host, tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.symlink_to(sys.executable)
-    root = str(process.own_package())
-    assert host.run(program.parcel(), python=str(python), root=root) == (0, ASK, "")
-
-
-def test_another_version_of_the_program_arrives_beside_the_first(
-    visited: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = program.key()
-    monkeypatch.setattr(program, "key", lambda: "another")
-    assert visited.run(program.parcel()) == (0, ASK, "")
-    assert visited.there == sorted([first, "another"])
-
-
 def test_the_key_is_about_names_and_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [program.key()]
     for name, text in (("a.py", "1"), ("a.py", "2"), ("b.py", "2"), ("b.txt", "2"), ("c.txt", "3")):
@@ -159,16 +135,6 @@ def test_the_key_is_about_names_and_contents(tmp_path: Path, monkeypatch: pytest
     program.key.cache_clear()
     assert len(set(keys[:5])) == 5
     assert keys[4] == keys[5]  # other files do not travel
-
-
-def test_two_that_arrive_at_once_do_not_disturb_each_other(host: Host) -> None:
-    both = [host.start(), host.start()]
-    for started in both:
-        wait_for_question(started)
-    for started in both:
-        assert started.communicate(program.parcel(), timeout=60) == (b"", b"")
-        assert started.returncode == 0
-    assert host.there == [program.key()]
 
 
 def test_a_program_that_runs_has_locked_its_files(visited: Host) -> None:
@@ -197,32 +163,11 @@ def damaged(parcel: bytes) -> bytes:
     return parcel[:middle] + bytes([parcel[middle] ^ 1]) + parcel[middle + 1 :]
 
 
-def test_a_program_that_is_deleted_just_now_arrives_again(visited: Host) -> None:
-    os.utime(visited.home, (0, 0))
-    fd = os.open(visited.home, os.O_RDONLY)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    with ThreadPoolExecutor() as threads:
-        arriving = threads.submit(visited.run, program.parcel())
-        wait_until(lambda: visited.home.stat().st_mtime > 0)
-        doomed = visited.home.with_name(".new-old")
-        visited.home.rename(doomed)
-        shutil.rmtree(doomed)
-        os.close(fd)
-        assert arriving.result() == (0, ASK, "")
-    assert visited.there == [program.key()]
-
-
 def test_a_parcel_that_arrives_damaged_is_refused(host: Host) -> None:
     code, _, said = host.run(damaged(program.parcel()))
     assert (code, host.there) == (1, [])
     assert said.startswith("distrain cannot be stored there: it arrived damaged; ")
     assert host.run(program.parcel())[0] == 0
-
-
-def test_if_the_connection_breaks_nothing_is_left(host: Host) -> None:
-    code, asked, said = host.run(program.parcel()[:-1])
-    assert (code, asked, said) == (1, ASK, "")
-    assert host.there == []
 
 
 def test_what_a_killed_one_has_left_is_not_used(host: Host) -> None:
@@ -273,15 +218,6 @@ def test_no_program_is_run_from_a_cache_that_others_can_write(visited: Host, how
     assert f"others may have put programs into {visited.cache}; name another directory with" in said
 
 
-def test_a_full_disk_is_one_line_and_nothing_is_left(host: Host) -> None:
-    """A limit on the size of files stands for it."""
-    code, asked, said = host.run(program.parcel(), tool=("/bin/sh", "-c", 'ulimit -f 4; exec "$@"', "sh"))
-    assert (code, asked) == (1, ASK)
-    assert said.count("\n") == 1
-    assert "File too large; name another directory" in said
-    assert host.there == []
-
-
 def with_customization(host: Host, tmp_path: Path, code: str) -> None:
     """Change the interpreter of the host before it runs anything."""
     (tmp_path / "site").mkdir()
@@ -297,46 +233,6 @@ def test_an_old_python_is_one_line(host: Host, tmp_path: Path) -> None:
     assert (code, asked) == (1, b"")
     assert said == f"distrain needs Python 3.10 or later, and {sys.executable} is 3.9.1\n"
     assert not host.cache.exists()
-
-
-_FAILS_ONCE = """
-import {module}, errno, os
-real = {module}.{function}
-def fails(*arguments):
-    {module}.{function} = real
-    raise OSError(errno.{error}, os.strerror(errno.{error}))
-{module}.{function} = fails
-"""
-
-
-def test_a_file_system_without_locks_is_no_reason_not_to_start(host: Host, tmp_path: Path) -> None:
-    with_customization(host, tmp_path, _FAILS_ONCE.format(module="fcntl", function="flock", error="ENOSYS"))
-    assert host.run(program.parcel(), flags=("-s",)) == (0, ASK, "")
-
-
-def test_a_program_that_is_there_is_used_even_if_the_file_system_is_read_only(visited: Host, tmp_path: Path) -> None:
-    with_customization(visited, tmp_path, _FAILS_ONCE.format(module="os", function="utime", error="EROFS"))
-    assert visited.run(flags=("-s",)) == (0, b"", "")
-
-
-# -- packages --------------------------------------------------------------------------------------------------------
-
-
-def test_packages_of_the_interpreter_come_before_those_that_travel(visited: Host, tmp_path: Path) -> None:
-    assert visited.run(name="validator") == (0, b"", "")
-    package = tmp_path / "packages" / "cloudpickle"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise SystemExit(7)")
-    visited.environment["PYTHONPATH"] = str(package.parent)
-    assert visited.run(name="validator")[0] == 7
-
-
-def test_a_distrain_of_the_interpreter_is_not_used(visited: Host, tmp_path: Path) -> None:
-    package = tmp_path / "packages" / "distrain"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise SystemExit(7)")
-    visited.environment["PYTHONPATH"] = str(package.parent)
-    assert visited.run() == (0, b"", "")
 
 
 # -- the interpreter -------------------------------------------------------------------------------------------------
@@ -391,14 +287,6 @@ def test_without_any_interpreter_the_names_that_were_tried_are_told(folder: Path
     code, said, failed = started_in(folder)
     assert (code, said) == (127, "")
     assert f"/own, and no python{VERSION}, python3 or python in PATH=" in failed
-
-
-def test_an_interpreter_that_the_user_has_named_is_the_only_one() -> None:
-    argv = program.arrival_argv("/opt/python", "agent", "id", flags=("-X", "dev"))
-    assert argv[:4] == ["/opt/python", "-X", "dev", "-c"]
-    assert argv[5:] == [str(process.own_package()), program.key(), "agent", "id"]
-    assert not any("\n" in word for word in argv)  # in the C shell no quoted text spans lines
-    assert "\n" not in "".join(program.arrival_argv("", "agent"))
 
 
 def test_no_shell_reads_the_command_in_another_way() -> None:

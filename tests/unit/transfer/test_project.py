@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -107,13 +106,6 @@ def test_a_file_is_described_by_its_content_and_its_status(plain: Path) -> None:
     assert project.notes == ()
 
 
-def test_the_same_project_is_found_again_in_the_same_order(repository: Path) -> None:
-    write(repository, "z.py", "a/b.py", "a.py", "a/a.yaml")
-    first = find(repository, sys_path=["", str(repository), str(repository / "a"), f"{repository}/"])
-    assert names(first, repository) == ["a.py", "a/a.yaml", "a/b.py", "z.py"]
-    assert first == find(repository, sys_path=[str(repository / "a"), ""])
-
-
 def test_strange_names(repository: Path) -> None:
     strange = ["line\nbreak.py", "mit Leerzeichen.yaml", "tab\t.py", "ünïcode.py", "数据.json", '"quoted".py']
     write(repository, *strange, "tracked\n.py")
@@ -121,16 +113,6 @@ def test_strange_names(repository: Path) -> None:
     write(repository, undecodable)
     git(repository, "add", "tracked\n.py", "ünïcode.py")
     assert sorted(found(repository)) == sorted([*strange, "tracked\n.py", undecodable])
-
-
-def test_special_files_are_left_out(repository: Path, plain: Path) -> None:
-    for folder in (repository, plain):
-        write(folder, "a.py")
-        os.mkfifo(folder / "pipe.py")
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(str(folder / "s.py"))
-        assert found(folder) == ["a.py"]
-    assert found(plain, named=["../plain"]) == ["a.py"]
 
 
 def test_a_file_that_vanishes_is_left_out(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,19 +138,6 @@ def test_an_unreadable_file_is_named_with_the_cure(plain: Path, monkeypatch: pyt
         find(plain)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
-def test_what_permissions_forbid(plain: Path) -> None:
-    write(plain, "closed/a.py", "b.py")
-    (plain / "closed").chmod(0)
-    assert found(plain) == ["b.py"]
-    with pytest.raises(LaunchError, match=r"closed cannot be shipped"):
-        find(plain, named=["closed"])
-    (plain / "b.py").chmod(0)
-    with pytest.raises(LaunchError, match=r"b.py cannot be shipped"):
-        find(plain)
-    (plain / "closed").chmod(0o700)
-
-
 # -- own directories -------------------------------------------------------------------------------------------------
 
 
@@ -187,13 +156,6 @@ def test_what_belongs_to_the_interpreter_stays(tmp_path: Path, plain: Path) -> N
     standard = [os.path.dirname(os.__file__), os.path.dirname(sys.executable)]
     project = find(plain, sys_path=[*standard, *theirs, ""], targets=[f"{tmp_path}/dist-packages/a.py"])
     assert names(project, tmp_path) == ["dist-packages/a.py", "plain/b.py"]
-    assert project.folders == (str(plain),)
-
-
-def test_an_archive_on_sys_path_is_shipped(plain: Path) -> None:
-    write(plain, "own.zip", "other.zip")
-    project = find(plain, sys_path=["own.zip"])
-    assert names(project, plain) == ["own.zip"]
     assert project.folders == (str(plain),)
 
 
@@ -241,11 +203,6 @@ def test_git_tells_what_belongs_to_the_project(repository: Path) -> None:
     expected = [".gitignore", ".hidden/settings", "a-b/tracked.py", "a-b/untracked.json", "ignored_but_tracked.log"]
     assert found(repository) == [*expected, "staged.yaml", "tracked.py", "untracked.py"]
     assert set(names(find(repository / "a-b"), repository)) == {*expected, "staged.yaml", "tracked.py", "untracked.py"}
-
-
-def test_runs_in_the_project_are_no_part_of_it(repository: Path) -> None:
-    write(repository, "a.py", "runs/one/run.json", "runs/one/metrics.jsonl", "runs/one/logs/a.log", "runs/run.json")
-    assert found(repository) == ["a.py", "runs/run.json"]
 
 
 def test_only_the_directory_is_shipped_of_a_repository_that_is_too_large(repository: Path) -> None:
@@ -297,13 +254,6 @@ def test_submodules_and_nested_repositories(repository: Path, plain: Path) -> No
     assert "own.py" in found(repository / "sub")
 
 
-def test_an_ignored_directory_on_sys_path_is_shipped_as_without_git(repository: Path) -> None:
-    (repository / ".gitignore").write_text("made/")
-    write(repository, "a.py", "made/b.py", "made/c.csv")
-    assert found(repository) == [".gitignore", "a.py"]
-    assert found(repository, sys_path=["made"]) == [".gitignore", "a.py", "made/b.py"]
-
-
 def test_a_repository_that_git_cannot_read_is_named(plain: Path) -> None:
     write(plain, "a.py", "b.yaml")
     (plain / ".git").write_text("gitdir: /nowhere")
@@ -311,12 +261,6 @@ def test_a_repository_that_git_cannot_read_is_named(plain: Path) -> None:
     assert names(project, plain) == ["a.py"]
     [note] = project.notes
     assert note.startswith(f"git could not list the files of {plain}")
-
-
-def test_git_may_be_missing(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(repository))
-    write(repository, "a.py", "b.yaml")
-    assert found(repository) == ["a.py"]
 
 
 # -- without git -----------------------------------------------------------------------------------------------------
@@ -434,21 +378,6 @@ def test_packages_imported_from_elsewhere_are_shipped(plain: Path, tmp_path: Pat
     assert project.folders == (str(tmp_path / "lib"), str(tmp_path / "one"), str(plain))
 
 
-def test_of_a_package_without_a_file_the_parts_are_shipped(plain: Path, tmp_path: Path) -> None:
-    write(tmp_path, "lib/space/part/__init__.py", "lib/space/part/deep/a.py", "lib/space/other/b.py")
-    modules = module("space", None) | module("space.part.deep.a", tmp_path / "lib/space/part/deep/a.py")
-    project = find(plain, modules=modules | module("space.part", tmp_path / "lib/space/part/__init__.py"))
-    assert names(project, tmp_path) == ["lib/space/part/__init__.py", "lib/space/part/deep/a.py"]
-    assert project.folders == (str(tmp_path / "lib"), str(plain))
-
-
-def test_a_package_in_a_repository_keeps_what_was_compiled_in_place(plain: Path, repository: Path) -> None:
-    write(repository, "package/__init__.py", "package/fast.so", "package/cache.bin", "package/conf.yaml")
-    (repository / ".gitignore").write_text("*.so\n*.bin\n")
-    project = find(plain, modules=module("package", repository / "package" / "__init__.py"))
-    assert names(project, repository) == ["package/__init__.py", "package/conf.yaml", "package/fast.so"]
-
-
 def test_imported_modules_are_shipped_even_if_git_ignores_them(repository: Path, tmp_path: Path) -> None:
     write(
         repository, "_version.py", "_other.py", "env/lib/site-packages/numpy.py", "package/__init__.py", "package/a.py"
@@ -472,14 +401,6 @@ def test_modules_of_the_interpreter_and_those_without_a_file_stay(
     project = find(plain, modules={**modules, "json": sys.modules["json"], "pytest": pytest, "sys": sys})
     assert project.files == ()
     assert project.folders == (str(plain),)
-
-
-def test_a_lazy_module_is_not_imported(plain: Path) -> None:
-    class Lazy(ModuleType):
-        def __getattribute__(self, name: str) -> Any:
-            raise AssertionError(f"{name} was asked for")
-
-    assert find(plain, modules={"lazy": Lazy("lazy")}).files == ()
 
 
 def test_editable_installs_are_shipped(plain: Path, repository: Path) -> None:
@@ -547,13 +468,6 @@ def test_a_project_that_is_too_large_is_an_error_with_its_largest_directories(pl
         find(plain, limit_bytes=309, named=["../data"])
 
 
-def test_too_large_files_are_not_read(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(plain, "a.py")
-    monkeypatch.setattr(project_module, "digest_of", None)
-    with pytest.raises(LaunchError, match="limit"):
-        find(plain, limit_bytes=1)
-
-
 def test_too_many_files_are_an_error_that_shows_where_they_are(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(project_module, "_MOST_FILES", 4)
     write(plain, "a.py", "b.py", "many/1.py", "many/2.py")
@@ -561,9 +475,3 @@ def test_too_many_files_are_an_error_that_shows_where_they_are(plain: Path, monk
     write(plain, "many/3.py")
     with pytest.raises(LaunchError, match=rf"more than 4 files to ship.*{plain}/many \(3\).*\.gitignore.*--no-ship"):
         find(plain)
-
-
-def test_the_checkout_of_an_editable_distrain_is_not_the_users(plain: Path) -> None:
-    """Its line in a .pth file puts it on sys.path."""
-    checkout = str(Path(distrain.__file__).parents[1])
-    assert find(plain, sys_path=[str(plain), checkout]) == find(plain, sys_path=[str(plain)])

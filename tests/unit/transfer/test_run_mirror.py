@@ -40,34 +40,6 @@ def test_the_copy_is_what_the_user_has(cache: HostCache, project: Project) -> No
     assert stat.S_IMODE((here / "d" / "run").stat().st_mode) == 0o755
 
 
-def test_further_attempts_see_what_workers_have_written_and_other_runs_do_not(
-    cache: HostCache, project: Project
-) -> None:
-    file = project.write("a.py", "a")
-    run, other = cache.claim_run("r"), cache.claim_run("s")
-    place(run, cache, file)
-    (run.project / file.path[1:]).write_text("b")
-    put(run.project / "of-worker")
-    before = below(run.project)
-    place(run, cache, file)
-    assert below(run.project) == before
-    place(other, cache, file)
-    assert below(other.project) == {file.path[1:]: "a"}
-
-
-def test_a_project_that_has_changed_gets_a_copy_of_its_own(cache: HostCache, project: Project) -> None:
-    """Also if it changed within one tick, or a file took the place of a directory."""
-    run = cache.claim_run("r")
-    place(run, cache, project.write("a", "a", mtime_ns=10**18), project.write("gone/b.py", "b"))
-    first = run.project
-    shutil.rmtree(project.folder / "gone")
-    place(run, cache, a := project.write("a", "b", mtime_ns=10**18), gone := project.write("gone", "c"))
-    assert below(run.project) == {a.path[1:]: "b", gone.path[1:]: "c"}
-    put(first / "of-worker")
-    run.end()
-    assert [path for path in run.path.iterdir() if path.name != "files"] == [first]
-
-
 def test_links_of_workers_lead_nothing_out_of_the_cache(cache: HostCache, project: Project, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

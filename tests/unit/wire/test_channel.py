@@ -18,7 +18,7 @@ import pytest
 from distrain import wire
 from distrain.errors import WireError
 from distrain.system.loop import Loop
-from distrain.wire.channel import Channel, read_pipe, widen_pipe
+from distrain.wire.channel import Channel, widen_pipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,14 +58,6 @@ def messages(frames: list[wire.Frame]) -> list[wire.Message]:
 # -- sending and waiting ---------------------------------------------------------------------------------------------
 
 
-def test_a_part_of_a_frame_is_waited_for(pair: Pair) -> None:
-    raw = wire.encode(wire.Notice(text="whole"))
-    pair.near.send(raw[:7])
-    assert pair.far.wait(0.01) == []
-    pair.near.send(raw[7:])
-    assert messages(pair.far.wait(5)) == [wire.Notice(text="whole")]
-
-
 def test_threads_do_not_mix_their_frames(pair: Pair) -> None:
     sent = [wire.Output(attempt=0, rank=rank, stream=1, body=bytes([rank]) * 200_000) for rank in range(4)]
     threads = [threading.Thread(target=pair.near.send, args=(message,)) for message in sent]
@@ -79,15 +71,6 @@ def test_threads_do_not_mix_their_frames(pair: Pair) -> None:
     assert sorted(got, key=lambda message: message.rank) == sent  # type: ignore[attr-defined]
 
 
-def test_the_magic_is_waited_for_when_a_greeting_is_due() -> None:
-    pair = Pair(greeting=True)
-    pair.far.send(b"Welcome!\n" + wire.MAGIC + wire.encode(wire.Ping()))
-    assert messages(pair.near.wait(5)) == [wire.Ping()]
-    assert pair.near.decoder.chatter == b"Welcome!\n"
-    pair.near.close()
-    pair.far.close()
-
-
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
@@ -95,12 +78,6 @@ def test_sending_to_nobody_raises(pair: Pair) -> None:
     pair.far.close()
     with pytest.raises(BrokenPipeError):
         pair.near.send(wire.Ping())
-
-
-def test_queueing_to_nobody_drops_what_is_queued(pair: Pair) -> None:
-    pair.far.close()
-    pair.near.queue(LARGE)
-    assert pair.near.queued_bytes == 0
 
 
 # -- in a loop -------------------------------------------------------------------------------------------------------
@@ -144,29 +121,6 @@ def test_what_the_kernel_does_not_take_goes_out_in_the_loop(loop: Loop, pair: Pa
     assert listener.heard == [LARGE] * 3
 
 
-def test_queued_messages_keep_their_order(loop: Loop, pair: Pair) -> None:
-    listener = Listener(loop, pair.far)
-    pair.near.attach(loop, lambda frames: None)
-    sent: list[wire.Message] = [LARGE, *(wire.Notice(text=str(n)) for n in range(100))]
-    for message in sent:
-        pair.near.queue(message)
-    while len(listener.heard) < len(sent):
-        loop.step()
-    assert listener.heard == sent
-
-
-def test_messages_of_one_step_are_written_together(loop: Loop, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    listener = Listener(loop, pair.far)
-    pair.near.attach(loop, lambda frames: None)
-    writes = []
-    monkeypatch.setattr(os, "writev", lambda fd, data, writev=os.writev: writes.append(len(data)) or writev(fd, data))
-    sent: list[wire.Message] = [wire.Notice(text=str(n)) for n in range(100)]
-    loop.call_in("send", 0.0, lambda: [pair.near.queue(message) for message in sent])
-    while len(listener.heard) < len(sent):
-        loop.step()
-    assert (listener.heard, writes) == (sent, [1, 99])
-
-
 def test_what_is_queued_is_written_before_the_channel_closes(loop: Loop, pair: Pair) -> None:
     def send_and_close() -> None:
         pair.near.queue(wire.Ping())
@@ -178,40 +132,6 @@ def test_what_is_queued_is_written_before_the_channel_closes(loop: Loop, pair: P
     loop.call_in("send", 0.0, send_and_close)
     loop.step()
     assert messages(pair.far.drain()) == [wire.Ping(), wire.Close()]
-
-
-def test_a_full_pipe_is_widened(pair: Pair) -> None:
-    line, total = b"x" * 79 + b"\n", 0
-    read_fd, write_fd = os.pipe()
-    for fd in (read_fd, write_fd):
-        os.set_blocking(fd, False)
-    try:
-        for _ in range(2):
-            written = 0
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    written += os.write(write_fd, line)
-            assert read_pipe(read_fd) == line * (written // len(line))
-            total += written
-        assert total > 512 << 10
-        assert read_pipe(read_fd) is None
-        os.close(write_fd)
-        assert read_pipe(read_fd) == b""
-    finally:
-        os.close(read_fd)
-
-
-def test_draining_is_told_whoever_writes(loop: Loop, pair: Pair) -> None:
-    """A message that is queued between two steps may find room for all that waits."""
-    pair.near.attach(loop, lambda frames: None)
-    queued: list[int] = []
-    pair.near.on_drained = lambda: queued.append(pair.near.queued_bytes)
-    pair.near.queue(LARGE)
-    assert queued[-1] > 0
-    while queued[-1] > 0:
-        pair.far.receive()
-        pair.near.queue(wire.Ping())
-    assert pair.near.queued_bytes == 0
 
 
 def test_paused_reading_leaves_the_frames_in_the_kernel(loop: Loop, pair: Pair) -> None:

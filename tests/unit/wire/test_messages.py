@@ -80,29 +80,9 @@ def test_any_split_of_the_stream_gives_the_same_messages(messages: list[wire.Mes
     assert decoded(*pieces) == messages
 
 
-def test_a_frame_keeps_the_bytes_it_came_in() -> None:
-    raw = wire.encode(wire.Reported(attempt=1, rank=0, index=1, time=0.5, ordinal=None, files=[], body=b"{}"))
-    [frame] = wire.Decoder().feed(raw)
-    assert frame.raw == raw
-
-
-def test_defaults_do_not_travel() -> None:
-    message = wire.Reported(attempt=1, rank=0, index=1, time=0.5, ordinal=1, files=[], name="best", body=b"{}")
-    [frame] = wire.Decoder().feed(wire.encode(message))
-    assert set(frame.header) == {"attempt", "rank", "index", "time", "ordinal", "files", "name"}
-    assert frame.message() == message
-
-
 def test_undecodable_bytes_in_arguments_survive() -> None:
     text = b"caf\xe9".decode(errors="surrogateescape")
     assert decoded(wire.encode(wire.Notice(text=text))) == [wire.Notice(text=text)]
-
-
-def test_a_truncated_frame_is_no_message_yet() -> None:
-    raw = wire.encode(wire.Output(attempt=0, rank=0, stream=1, body=b"some output"))
-    decoder = wire.Decoder()
-    assert decoder.feed(raw[:-1]) == []
-    assert len(decoder.feed(raw[-1:])) == 1
 
 
 # -- before the magic ------------------------------------------------------------------------------------------------
@@ -115,15 +95,6 @@ def test_chatter_before_the_magic_is_skipped_and_kept(chatter: bytes, split: int
     frames = decoder.feed(stream[:split]) + decoder.feed(stream[split:])
     assert [frame.message() for frame in frames] == [wire.Ping()]
     assert decoder.chatter == chatter
-
-
-def test_chatter_keeps_its_end_when_there_is_much_of_it() -> None:
-    decoder = wire.Decoder(greeting=True)
-    for _ in range(100):
-        decoder.feed(b"x" * 1000)
-    decoder.feed(b"the reason" + wire.MAGIC)
-    assert decoder.chatter.endswith(b"the reason")
-    assert len(decoder.chatter) < 50_000
 
 
 # -- bytes that are no frames ----------------------------------------------------------------------------------------

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import importlib
 import re
 import site
 import sys
 import threading
-import types
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -21,7 +19,7 @@ from distrain.errors import JobError
 from distrain.torch import TorchConfig
 from distrain.worker.job import job
 from distrain.worker.job.functions import check_signature
-from distrain.worker.job.job import FunctionWork, ScriptWork, TargetWork, make_job
+from distrain.worker.job.job import FunctionWork, TargetWork, make_job
 from distrain.worker.job.preload import third_party_modules
 
 if TYPE_CHECKING:
@@ -139,15 +137,6 @@ def test_a_function_that_a_call_does_not_run_is_refused(function: Callable[..., 
         DataParallelTrainer(lambda: None, validation_config=ValidationConfig(fn=function))
 
 
-def test_a_wrapper_that_runs_it_is_accepted() -> None:
-    @functools.wraps(coroutine)
-    def runs(config: dict[str, Any]) -> None:
-        asyncio.run(coroutine(config))
-
-    DataParallelTrainer(runs)
-    assert work(runs).run() is None
-
-
 # -- there and back --------------------------------------------------------------------------------------------------
 
 
@@ -171,16 +160,6 @@ def test_a_captured_variable_is_named() -> None:
     text = explanation(lambda: lock)
     assert "-> variable 'lock' (_thread.lock)" in text
     assert "inside the training function" in text
-
-
-def test_a_function_that_the_function_calls_is_followed() -> None:
-    lock = threading.Lock()
-
-    def inner() -> object:
-        return lock
-
-    text = explanation(lambda: inner())
-    assert "-> variable 'inner' -> variable 'lock' (_thread.lock)" in text
 
 
 def test_a_config_entry_is_named() -> None:
@@ -267,11 +246,6 @@ def test_what_a_users_module_has_in_its_namespace_is_found(
         sys.modules.pop(name)
 
 
-def test_a_partial_is_looked_through(installed: Path) -> None:
-    package(installed, "fake_framework")
-    assert modules_of(functools.partial(train_func(IMPORTING), 3)) == ["fake_framework"]
-
-
 def test_a_users_file_is_never_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package(tmp_path, "fake_framework")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -283,11 +257,6 @@ def test_a_users_file_is_never_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
 )
 def test_what_needs_no_preload_is_never_found(name: str) -> None:
     assert modules_of(train_func(f"import {name}")) == []
-
-
-def test_tensorflow_is_never_preloaded(installed: Path) -> None:
-    package(installed, "tensorflow")
-    assert modules_of(train_func("import tensorflow")) == []
 
 
 def optimize_by_attribute() -> None:
@@ -330,19 +299,6 @@ def test_what_an_optimizer_imports_is_preloaded_for_many_workers(function: Calla
     assert many[-1] == "torch._dynamo"
 
 
-def optimize_nothing() -> None:
-    import torch
-
-    torch.ones(1)
-
-
-@pytest.mark.parametrize("function", [optimize_nothing, train_func("import torch; torch.ones(1)")])
-def test_what_an_optimizer_imports_is_not_preloaded_without_one(function: Callable[..., Any]) -> None:
-    """Other functions of its module may make one."""
-    prepared = make_job(FunctionWork(function=function, config={}, backend=TorchConfig()), workers_per_host=8)
-    assert "torch._dynamo" not in prepared.preload
-
-
 # -- scripts and targets ---------------------------------------------------------------------------------------------
 
 
@@ -354,40 +310,6 @@ def interpreter_state(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("interpreter_state")
-def test_a_script_runs_as_main_with_its_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import sys\nprint(__name__, sys.argv[1:], sys.path[0])")
-    ScriptWork(path=str(script), argv=["--epochs", "3"], backend=BackendConfig()).run()
-    assert capsys.readouterr().out == f"__main__ ['--epochs', '3'] {tmp_path}\n"
-
-
-@pytest.mark.usefixtures("interpreter_state")
-def test_a_function_of_a_file_is_called_with_the_config(tmp_path: Path) -> None:
-    (tmp_path / "target_of_test.py").write_text("def train(config): return config")
-    target = TargetWork(target=f"{tmp_path}/target_of_test.py:train", config=CONFIG, backend=BackendConfig())
-    assert target.run() == CONFIG
-    sys.modules.pop("target_of_test")
-
-
-@pytest.mark.usefixtures("interpreter_state")
 def test_a_function_that_is_not_there_is_named() -> None:
     with pytest.raises(JobError, match=r"json has no function 'loda'; did you mean load\?"):
         TargetWork(target="json:loda", config={}, backend=BackendConfig()).run()
-
-
-def test_modules_of_a_class_of_their_own_are_pickled_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.backends.cudnn is one, and scripts set its ``benchmark``."""
-
-    class OddModule(types.ModuleType):
-        pass
-
-    odd = OddModule("json")
-    monkeypatch.setitem(sys.modules, "json", odd)
-
-    def train() -> object:
-        return odd
-
-    blob = make_job(FunctionWork(function=train, config={}, backend=BackendConfig())).blob
-    work = job.loads(blob)
-    assert isinstance(work, FunctionWork)
-    assert work.function() is odd

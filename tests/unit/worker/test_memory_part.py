@@ -9,7 +9,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,10 +44,6 @@ def tensors(value: float, count: int = 1000) -> Checkpoint:
     return Checkpoint.from_dict({"x": torch.full((count,), float(value))})
 
 
-def inodes(folder: Path) -> dict[str, int]:
-    return {str(path.relative_to(folder)): path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.fixture
 def home() -> Iterator[Path]:
     """A directory in memory."""
@@ -79,22 +74,6 @@ def test_pages_are_used_again_and_nothing_grows(home: Path) -> None:
     assert set(used[2:]) == {used[1]}
 
 
-def test_files_of_a_directory_use_the_pages_of_the_part_before(home: Path, tmp_path: Path) -> None:
-    source, parts = tmp_path / "source", MemoryParts(home)
-    (source / "deep").mkdir(parents=True)
-    (source / "deep" / "a.bin").write_bytes(b"a" * 10_000)
-    (source / "empty").touch()
-    first = parts.write("0-1", Checkpoint(source))
-    before = inodes(first.folder)
-    free(first.folder, 1)
-    (source / "deep" / "a.bin").write_bytes(b"b" * 9_000)
-    second = parts.write("0-2", Checkpoint(source))
-    assert sorted(second.files) == ["deep/a.bin", "empty"]
-    assert inodes(second.folder) == before
-    assert (second.folder / "deep" / "a.bin").read_bytes() == b"b" * 9_000
-    assert (source / "deep" / "a.bin").exists()
-
-
 def test_a_file_that_is_read_through_another_link_keeps_its_bytes(home: Path) -> None:
     parts = MemoryParts(home)
     part = parts.write("0-1", tensors(1))
@@ -113,83 +92,11 @@ def test_a_file_that_is_read_through_another_link_keeps_its_bytes(home: Path) ->
     assert len(parts._buffers) == 1
 
 
-@pytest.mark.parametrize("count", [1, 999, 1001, 100_000])
-def test_sizes_may_change(home: Path, count: int) -> None:
-    parts = MemoryParts(home)
-    for ordinal, size in enumerate((1000, count, 1000), start=1):
-        part = parts.write(f"0-{ordinal}", tensors(ordinal, size))
-        assert (part.folder / "dict_checkpoint.bin").stat().st_size == 4 * size
-        assert Checkpoint(part.folder).to_dict()["x"].tolist() == [ordinal] * size
-        assert len(parts._buffers) == 1
-        free(part.folder, ordinal)
-
-
-def test_files_that_do_not_belong_to_the_new_part_are_removed(home: Path, tmp_path: Path) -> None:
-    parts = MemoryParts(home)
-    for name in ("one/two/three", "one/four", "five/six"):
-        (tmp_path / "first" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "first" / name).write_text(name)
-    (tmp_path / "second" / "five").mkdir(parents=True)
-    for name in ("one", "five/seven"):  # a file where there was a directory
-        (tmp_path / "second" / name).write_text(name)
-    free(parts.write("0-1", Checkpoint(tmp_path / "first")).folder, 1)
-    part = parts.write("0-2", Checkpoint(tmp_path / "second"))
-    assert sorted(inodes(part.folder)) == sorted(part.files) == ["five/seven", "one"]
-    assert (part.folder / "one").read_text() == "one"
-    free(part.folder, 2)
-    assert sorted(inodes(parts.write("0-3", tensors(1)).folder)) == ["dict_checkpoint.bin", "dict_checkpoint.pkl"]
-
-
-def test_a_dict_without_tensors_has_no_second_file(home: Path) -> None:
-    parts = MemoryParts(home)
-    free(parts.write("0-1", tensors(1)).folder, 1)
-    part = parts.write("0-2", Checkpoint.from_dict({"step": 3}))
-    assert part.files == ["dict_checkpoint.pkl"] == sorted(inodes(part.folder))
-    assert Checkpoint(part.folder).to_dict()["step"] == 3
-
-
-def test_a_deleted_buffer_is_unmapped(home: Path) -> None:
-    parts = MemoryParts(home)
-    part = parts.write("0-1", tensors(1))
-    for file in part.files:
-        (part.folder / file).unlink()
-    parts.write("0-2", tensors(1))
-    assert len(parts._buffers) == 1
-
-
-def test_dropped_parts_take_no_more_memory(home: Path) -> None:
-    parts = MemoryParts(home)
-    for number in range(5):
-        parts.write(f"0-{number}", tensors(number))
-        parts.drop(f"0-{number}")
-    assert [path.name for path in home.iterdir()] == ["free-0-4"]
-
-
 def test_memory_that_cannot_be_used_counts_as_full(home: Path) -> None:
     home.touch()
     with pytest.raises(OSError, match="cannot be made") as caught:
         MemoryParts(home).write("0-1", tensors(1))
     assert is_short(caught.value)
-
-
-def test_a_part_that_cannot_be_written_is_free_again(home: Path, tmp_path: Path) -> None:
-    parts = MemoryParts(home)
-    (tmp_path / "link").symlink_to("nowhere")
-    with pytest.raises(distrain.CheckpointError, match="link to nowhere"):
-        parts.write("0-1", Checkpoint(tmp_path))
-    assert [path.name for path in home.iterdir()] == ["free-0-1"]
-    assert parts.write("0-2", tensors(1)).folder.exists()
-    assert [path.name for path in home.iterdir()] == ["0-2"]
-
-
-def test_a_file_that_becomes_shorter_meanwhile_is_an_error(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise the end of the file would have the bytes of the part before."""
-    (tmp_path / "a").write_bytes(b"x" * 100)
-    monkeypatch.setattr(memory_part, "_check_room", lambda needed: os.truncate(tmp_path / "a", 50))
-    with pytest.raises(OSError, match="a was written or replaced before it was stored"):
-        MemoryParts(home).write("0-1", Checkpoint(tmp_path))
 
 
 def test_a_file_that_is_written_meanwhile_is_an_error(
@@ -269,33 +176,6 @@ def test_a_full_file_system_does_not_kill_the_process(tmp_path: Path) -> None:
         pytest.skip("this user cannot mount")
     done = subprocess.run(["unshare", "-rm", "sh", "-c", inside, FULL], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("no room\n" * 2, 0), done.stderr
-
-
-def test_the_copies_of_a_thread_end_before_the_next_part(home: Path) -> None:
-    parts, may_copy, told = MemoryParts(home), threading.Event(), []
-
-    def copy() -> None:
-        assert may_copy.wait(10)
-        raise RuntimeError("the GPU is lost")
-
-    parts.finish(Part(home, [], copy), told.append)
-    threading.Timer(0.2, may_copy.set).start()
-    began = time.monotonic()
-    parts.write("0-1", tensors(1))
-    assert time.monotonic() - began >= 0.1
-    while not told:
-        time.sleep(0.01)
-    assert repr(told) == "[RuntimeError('the GPU is lost')]"
-
-
-def test_a_child_that_was_forked_changes_no_bytes(home: Path) -> None:
-    parts = MemoryParts(home)
-    part = parts.write("0-1", tensors(1))
-    if not (child := os.fork()):
-        del parts
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert Checkpoint(part.folder).to_dict()["x"].sum() == 1000
 
 
 # -- report() --------------------------------------------------------------------------------------------------------
@@ -469,41 +349,6 @@ def test_without_room_nothing_is_raised_and_this_checkpoint_and_later_ones_are_s
     assert not source.exists()
 
 
-@pytest.mark.parametrize("worker", [True], indirect=True)
-def test_without_room_a_loop_that_stays_as_it_is_gets_what_sync_promises(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory_part, "memory_free_bytes", lambda: 1)
-    monkeypatch.setattr(Session, "_store", lambda *_: None)
-    for ordinal in (1, 2):
-        distrain.report({}, checkpoint=tensors(1))
-        said = worker.said()[-1]
-        assert (said.index, said.in_memory, said.waits) == (ordinal, False, True)
-
-
-@pytest.mark.parametrize("failed", [None, "refused"])
-def test_a_checkpoint_that_an_uploader_stores_is_not_the_one_in_memory(worker: Worker, failed: str | None) -> None:
-    report()
-    report(mode=CheckpointUploadMode.ASYNC)
-    worker.tell(wire.FilesStored, ordinal=2, failed=failed)
-    worker.session.poll()
-    assert worker.session._in_memory == 1
-    worker.commit(1)
-    worker.session.poll()
-    assert worker.session._in_memory is None
-
-
-def test_the_directory_of_the_user_stays_unless_it_is_not_wanted(worker: Worker, tmp_path: Path) -> None:
-    for ordinal, delete in enumerate((None, True), start=1):
-        source = tmp_path / f"source-{ordinal}"
-        source.mkdir()
-        (source / "a").write_text("a")
-        report(Checkpoint(source), delete_local_checkpoint_after_upload=delete)
-        worker.commit(ordinal)
-        worker.session.finish_uploads()
-        assert source.exists() is not delete
-
-
 def test_without_an_agent_it_is_stored_and_said_once(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
     worker.session._memory = None
     for ordinal in (1, 2):
@@ -532,34 +377,6 @@ def test_every_checkpoint_goes_to_memory_whichever_turns_out_to_be_the_last_or_t
     assert not list(tmp_path.glob("source-*"))
 
 
-@pytest.mark.parametrize("worker", [True], indirect=True)
-def test_a_mode_of_its_own_wins_and_a_call_that_fails_counts(worker: Worker) -> None:
-    report(mode=CheckpointUploadMode.ASYNC)
-    with pytest.raises(TypeError):
-        distrain.report({"bad": object()}, checkpoint=tensors(1))
-    distrain.report({}, checkpoint=tensors(1))
-    assert [(said.index, said.in_memory, bool(said.failed)) for said in worker.said()] == [
-        (1, False, False), (2, False, True), (3, True, False),
-    ]  # fmt: skip
-
-
 def test_a_function_that_stores_it_is_refused() -> None:
     with pytest.raises(ValueError, match=r"leave out CheckpointUploadMode\.MEMORY"):
         report(checkpoint_upload_fn=lambda checkpoint, name: checkpoint)
-
-
-def test_an_interrupted_report_counts_and_leaves_a_free_directory(
-    worker: Worker, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(path: Path, size: int) -> Any:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(memory_part, "map_file", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            report()
-    assert [path.name for path in home.iterdir()] == ["free-2-1"]
-    report()
-    failed, said = worker.said()
-    assert (failed.index, failed.failed) == (1, "KeyboardInterrupt: ")
-    assert (said.index, said.folder) == (2, str(home / "2-2"))

@@ -5,16 +5,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-import math
 import os
 import pickle
 import re
-import shutil
 import signal
-import sys
 import threading
-import time
-import types
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +24,6 @@ from distrain.api.context import TrainContext
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.wire.channel import Channel
-from distrain.worker.main import _first_frames
 from distrain.worker.reporting.checks import is_kept
 from distrain.worker.session import Session
 
@@ -107,17 +101,6 @@ def test_a_test_of_the_host_is_made_in_the_next_report(worker: Worker) -> None:
     assert [first.index, second.index] == [1, 2]
 
 
-def test_what_cannot_be_measured_is_left_out(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(torch: Any, device: str) -> float:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr("distrain.worker.sniff_test.products", fail)
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace())
-    worker.coordinator.send(wire.SniffTest(attempt=2, rank=1))
-    distrain.report({})
-    assert worker.said()[0].results.keys() == {"memory"}
-
-
 CALLS = {
     "report()": lambda: distrain.report({}),
     "should_stop()": distrain.should_stop,
@@ -186,11 +169,6 @@ def test_what_can_be_recorded_becomes_plain(worker: Worker, value: Any, expected
     assert type(got) is type(expected)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, np.float32("nan")])
-def test_non_finite_numbers_can_be_reported(worker: Worker, value: float) -> None:
-    assert repr(reported(worker, {"value": value})["value"]) == repr(float(value))
-
-
 CIRCULAR: dict[str, Any] = {}
 CIRCULAR["self"] = [CIRCULAR]
 
@@ -225,37 +203,6 @@ def test_a_report_that_fails_counts(worker: Worker, folder: Path, tmp_path: Path
     assert failed.failed.startswith("TypeError: report(): metrics['a'] is a builtins.object")
 
 
-class AcknowledgingLine:
-    """A line that acknowledges whatever was sent, but only to who waits for it."""
-
-    at_end = False
-    has_uploader = True
-
-    def __init__(self) -> None:
-        self.sent = 0
-        self.waits = 0
-
-    def send(self, message: wire.FromWorker) -> None:
-        self.sent += 1
-
-    def receive(self) -> Sequence[wire.Frame]:
-        return []
-
-    def wait(self, timeout_s: float | None = None) -> Sequence[wire.Frame]:
-        self.waits += 1
-        return wire.Decoder().feed(wire.encode(wire.Acknowledged(attempt=2, rank=1, index=self.sent)))
-
-
-def test_few_reports_are_on_their_way_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = AcknowledgingLine()
-    monkeypatch.setattr(current, "session", Session(line, worker.session.context, None))
-    waits = []
-    for _ in range(2 * wire.MOST_UNACKNOWLEDGED + 1):
-        distrain.report({})
-        waits.append(line.waits)
-    assert waits == [0] * wire.MOST_UNACKNOWLEDGED + [1] * wire.MOST_UNACKNOWLEDGED + [2]
-
-
 # -- checkpoints -----------------------------------------------------------------------------------------------------
 
 
@@ -267,23 +214,6 @@ def test_a_checkpoint_is_announced_then_copied_as_ordered(worker: Worker, folder
     assert delivered.files == [["rng-1.bin", 5, zlib.crc32(b"state")]]
     assert delivered.skipped == [["model.pt", 7, zlib.crc32(b"weights")]]
     assert os.listdir(tmp_path / "staging") == ["rng-1.bin"]
-
-
-def test_a_checkpoint_that_an_alarm_kept_from_being_announced_counts(
-    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def alarm() -> float:
-        raise TimeoutError("by an alarm")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(time, "time", alarm)
-        with pytest.raises(TimeoutError):
-            distrain.report({}, Checkpoint(folder))
-    worker.orders_copy(2, tmp_path / "staging")
-    distrain.report({}, Checkpoint(folder))
-    failed, reported = worker.said()[:2]
-    assert failed_calls([failed]) == [(1, 1)]
-    assert (reported.failed, reported.index) == (None, 2)
 
 
 def test_get_checkpoint_waits_until_what_was_reported_is_committed(worker: Worker, tmp_path: Path) -> None:
@@ -307,46 +237,6 @@ def test_get_checkpoint_waits_until_what_was_reported_is_committed(worker: Worke
     assert worker.said() == []
 
 
-def test_a_checkpoint_needs_no_start_that_was_deleted_after_the_first_report(
-    worker: Worker, folder: Path, tmp_path: Path
-) -> None:
-    """Other ranks may have committed one meanwhile, and num_to_keep=1 keeps the start until all have reported."""
-    start = tmp_path / "start"
-    shutil.copytree(folder, start)
-    worker.session.started_from = distrain.Checkpoint(str(start))
-    distrain.report({})
-    shutil.rmtree(start)
-    checkpoint = distrain.Checkpoint(str(folder))
-    distrain.report({}, checkpoint=checkpoint, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
-    assert [message.failed for message in worker.said()] == [None, None]
-
-
-def test_a_rank_hears_what_was_sent_while_it_started(worker: Worker, tmp_path: Path) -> None:
-    spec = wire.WorkerSpec(
-        attempt=2,
-        rank=1,
-        environment={},
-        defaults={},
-        directory="",
-        sys_path=[],
-        argv=[],
-        context={},
-        checkpoint=None,
-        vitals_s=1.0,
-        debug_rank=None,
-    )
-    commit = wire.CommitDone(attempt=2, rank=1, ordinal=1, path=str(tmp_path), has_files=False)
-    worker.coordinator.send(wire.encode(spec) + wire.encode(commit) + wire.encode(wire.StopDecision(attempt=2, rank=1)))
-    first, early = _first_frames(worker.channel)
-    worker.session.handle(early)
-    assert first == spec
-    assert worker.session._vote_at == 0
-    assert distrain.get_checkpoint() is None, "the ranks resume from the same checkpoint"
-    checkpoint = distrain.get_checkpoint()
-    assert checkpoint is not None
-    assert checkpoint.path == str(tmp_path)
-
-
 def test_a_path_is_no_checkpoint_and_the_fix_is_named(worker: Worker, folder: Path) -> None:
     with pytest.raises(TypeError, match=r"Checkpoint\.from_directory\(path\)"):
         distrain.report({}, str(folder))  # type: ignore[arg-type]
@@ -360,16 +250,6 @@ def test_a_file_with_a_name_of_ours_is_refused(worker: Worker, folder: Path, nam
     with pytest.raises(CheckpointError, match=rf"{name}: distrain writes its own"):
         distrain.report({}, checkpoint=Checkpoint(folder))
     assert len(failed_calls(worker.said())) == 1
-
-
-def test_a_checkpoint_in_place_is_announced_without_links(worker: Worker, tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "run" / "epoch-1"
-    folder.mkdir(parents=True)
-    (tmp_path / "latest").symlink_to(folder)
-    worker.orders_copy(1, tmp_path)
-    distrain.report({}, Checkpoint(tmp_path / "latest"), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
-    said = worker.said()[0]
-    assert said.folder == str(folder)
 
 
 @pytest.mark.parametrize("option", ["NO_UPLOAD", "checkpoint_upload_fn"])
@@ -465,26 +345,6 @@ def test_local_files_stay_until_they_are_committed_and_the_rank_is_done(
     assert sorted(os.listdir(tmp_path / "target")) == ["model.pt", "rng-1.bin"]
 
 
-def test_local_files_stay_if_the_checkpoint_was_committed_without_them(
-    worker: Worker, folder: Path, tmp_path: Path
-) -> None:
-    """It was committed before the report arrived, which is refused then."""
-    worker.session._listen()
-    report_and_delete(worker, folder, tmp_path / "target")
-    worker.commits(1, tmp_path, has_files=False)
-    worker.session.wait_for_commits()
-    assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
-
-
-def test_nobody_waits_for_the_commit_of_a_dropped_checkpoint(worker: Worker, folder: Path, tmp_path: Path) -> None:
-    report_and_delete(worker, folder, tmp_path / "target")
-    worker.coordinator.send(wire.CommitDone(attempt=2, rank=1, ordinal=1, path="", has_files=False))
-    worker.session.wait_for_commits()  # without a limit, as nobody has sent Release
-    assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
-    worker.lists_checkpoints()
-    assert distrain.get_checkpoint() is None
-
-
 def test_local_files_that_could_not_be_stored_stay(worker: Worker, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "target").write_text("no directory")
     with pytest.raises(OSError, match="target"):
@@ -507,21 +367,6 @@ def test_a_directory_that_is_reported_again_is_not_deleted_for_the_first_report(
     assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
 
 
-def test_a_worker_waits_for_commits_but_not_long_after_all_have_finished(
-    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("distrain.worker.session._COMMIT_WAIT_S", 0.1)
-    report_and_delete(worker, folder, tmp_path / "target")
-    worker.coordinator.send(wire.Release(attempt=2, rank=1))
-    began = time.monotonic()
-    worker.session.wait_for_commits()
-    assert time.monotonic() - began >= 0.1
-    assert folder.exists()
-    threading.Timer(0.05, worker.commits, (1, tmp_path)).start()
-    worker.session.wait_for_commits()
-    assert not folder.exists()
-
-
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -535,28 +380,11 @@ def test_a_validation_argument_that_cannot_be_pickled_is_named_and_nothing_is_re
     assert len(failed_calls(worker.said())) == 1
 
 
-@pytest.mark.usefixtures("worker")
-@pytest.mark.parametrize(
-    ("timeout_s", "kind"), [("5", TypeError), (True, TypeError), (-1, ValueError), (math.nan, ValueError)]
-)
-def test_a_timeout_that_is_no_time_is_refused(timeout_s: Any, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match=r"get_all_reported_checkpoints\(\): timeout_s must be .* or None, got"):
-        distrain.get_all_reported_checkpoints(timeout_s=timeout_s)
-
-
 # -- collectives -----------------------------------------------------------------------------------------------------
 
 
 def met(index: int, data: bytes = b"", refused: str | None = None) -> wire.CollectiveDone:
     return wire.CollectiveDone(attempt=2, rank=1, index=index, body=data, refused=refused)
-
-
-def test_a_barrier_is_announced_and_awaited(worker: Worker) -> None:
-    worker.coordinator.send(met(1))
-    collective.barrier()
-    [joined] = worker.said()
-    assert (joined.rank, joined.attempt, joined.index, joined.operation) == (1, 2, 1, "barrier()")
-    assert joined.body == b""
 
 
 def test_a_collective_that_cannot_be_raises_the_reason(worker: Worker) -> None:
@@ -565,21 +393,6 @@ def test_a_collective_that_cannot_be_raises_the_reason(worker: Worker) -> None:
         collective.barrier()
     worker.coordinator.send(met(2))
     collective.barrier()
-
-
-def test_a_debugger_that_waits_for_the_end_of_a_call_opens_also_if_the_call_fails(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[bool] = []
-    worker.session.after_call = lambda: opened.append(worker.session.is_in_call)
-    worker.coordinator.send(met(1, refused="rank 3 has finished"))
-    with pytest.raises(CollectiveError):
-        collective.barrier()
-    assert opened == [False]
-    monkeypatch.setattr(worker.session, "_listen", lambda **options: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        worker.session.fetch_checkpoint("checkpoint_000000")
-    assert opened == [False, False]
 
 
 def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(worker: Worker) -> None:
@@ -642,15 +455,6 @@ def test_a_signal_handler_within_report_gets_an_error_instead_of_waiting_for_eve
     assert [type(message) for message in line.sent] == [wire.Reported]
 
 
-def test_get_checkpoint_within_report_returns_what_is_known(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    line, seen = InterruptedLine(), []
-    line.handler = lambda: seen.append(distrain.get_checkpoint())
-    known = Checkpoint("/known")
-    monkeypatch.setattr(current, "session", Session(line, worker.session.context, known))
-    distrain.report({})
-    assert (seen, line.heard) == ([known], [])
-
-
 @pytest.mark.parametrize(
     ("call", "error"), [(distrain.get_checkpoint, None), (lambda: distrain.report({}), RuntimeError)]
 )
@@ -676,14 +480,6 @@ def test_outside_of_a_worker_the_error_says_where_to_call(call: str) -> None:
     arguments = [{}] if call == "report" else []
     with pytest.raises(RuntimeError, match=rf"distrain.{call}\(\) only works inside a worker"):
         getattr(distrain, call)(*arguments)
-
-
-@pytest.mark.usefixtures("worker")
-def test_the_context_says_who_this_is() -> None:
-    context = distrain.get_context()
-    assert (context.get_world_rank(), context.get_world_size()) == (1, 4)
-    assert (context.get_local_rank(), context.get_local_world_size(), context.get_node_rank()) == (1, 2, 0)
-    assert context.get_experiment_name() == "run"
 
 
 # -- names of Ray AIR ------------------------------------------------------------------------------------------------
@@ -714,20 +510,6 @@ def test_the_context_and_the_functions_of_air_agree(
 ) -> None:
     monkeypatch.setattr(current, "session", Session(worker.channel, CONTEXT, None))
     assert getattr(session, f"get_{name}")() == getattr(CONTEXT, f"get_{name}")() == value
-
-
-def test_every_getter_of_the_session_is_one_of_the_context() -> None:
-    getters = {name for name in session.__all__ if name.startswith("get_")} - {
-        "get_all_reported_checkpoints",
-        "get_checkpoint",
-        "get_context",
-    }
-    assert getters == {name for name in vars(TrainContext) if name.startswith("get_")} - {
-        "get_coordinator_address",
-        "get_metadata",
-        "get_storage",
-        "get_worker_addresses",
-    }
 
 
 def test_the_storage_says_where_things_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

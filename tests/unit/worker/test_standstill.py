@@ -23,13 +23,6 @@ if TYPE_CHECKING:
 COUNTERS = ("cpu_s", *standstill._PROGRESS, "reaped")
 
 
-def test_without_the_counters_of_the_kernel_nothing_stands_still() -> None:
-    watched = Standstill(native_id=2**22 + 1)  # no thread has it, as no kernel counts it
-    for look in range(5):
-        watched.sample(sys._getframe(), watched.since + look * (LOOK_S + 0.1))
-    assert watched.state == ""
-
-
 @pytest.mark.parametrize(("kernel_state", "limit_s"), [("S", STANDING_S), ("D", _IN_KERNEL_S)])
 def test_a_wait_in_the_kernel_may_last_longer(
     monkeypatch: pytest.MonkeyPatch, kernel_state: str, limit_s: float

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
 import socket
 import subprocess
 import sys
@@ -71,19 +70,6 @@ def test_files_that_the_rank_writes_are_taken(tmp_path: Path, knows: bool, monke
     (tmp_path / "later").write_text("later")
     assert set(taken(watched)) == {*found, "later"}
     assert watched.own_part(Checkpoint(tmp_path / "folder")) is None
-
-
-def test_files_that_others_write_are_not_taken(tmp_path: Path) -> None:
-    watched = WrittenFiles(str(tmp_path))
-    rng = random.Random(time.time_ns())
-    names = [f"file {n}" for n in range(8)]
-    own = {name for name in names if rng.random() < 0.5}
-    for name in names:
-        if name in own:
-            (tmp_path / name).write_text("own")
-        else:
-            write_elsewhere("Path(sys.argv[1]).write_text('other')", tmp_path / name)
-    assert taken(watched) == dict.fromkeys(own, b"own")
 
 
 def test_when_others_write_too_much_to_be_told_apart_new_files_are_taken(tmp_path: Path) -> None:
