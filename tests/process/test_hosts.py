@@ -222,8 +222,7 @@ def failure(fit_on: FitOn, hostfile: Path, line: str, **run: Any) -> str:
         (
             "echo 'This account is currently not available.'; exit 1",
             "far",
-            "far: distrain's process there has ended: exit code 1: distrain needs only a login shell and a Python "
-            "there",
+            "far: distrain's process there has ended: exit code 1: distrain needs only a login shell and a Python",
             "This account is currently not available.",
         ),
     ],
