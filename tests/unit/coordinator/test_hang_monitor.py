@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from distrain import wire
 from distrain.api.config import FailureConfig
 from distrain.coordinator import hang_monitor
+from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.decisions.health.standstills import HANG_S, MUTE_S
 
@@ -151,3 +153,17 @@ def test_a_deadlock_ends_the_attempt_unless_it_changes(run: Run, changes: str) -
     run.fire("records")
     run.answer(0, 2, 3)
     assert [hang.suspects for hang in run.ended] == ([] if changes else [(1,)])
+
+
+@pytest.mark.parametrize(("asks", "is_busy", "is_due"), [(False, True, True), (True, True, False), (True, False, True)])
+def test_only_a_rank_that_waits_for_an_upload_is_excused_by_it(
+    run: Run, asks: bool, is_busy: bool, is_due: bool
+) -> None:
+    """One upload that never ends must not hide the hangs of all ranks."""
+    run.stand("asks" if asks else "stuck", 0)
+    idle = SimpleNamespace(is_busy=False, is_paused=False)
+    engine: Any = SimpleNamespace(
+        _copies=idle, _memory=idle, _clock=idle, report_handler=SimpleNamespace(is_busy=is_busy),
+        hang_monitor=run.monitor, _is_training=True,
+    )  # fmt: skip
+    assert (Coordinator._hang_deadline(engine) is not None) == is_due

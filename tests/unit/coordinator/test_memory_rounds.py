@@ -273,6 +273,3 @@ def test_a_round_that_is_given_up_while_it_is_stored_is_never_used(
     assert [saved.path.name for saved in run.store.committed] == [first]
     assert not run.memory.is_storing
     assert on_disk(run) == [first]
-
-
-# -- the end of a run ------------------------------------------------------------------------------------------------

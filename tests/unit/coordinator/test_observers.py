@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from pathlib import Path
@@ -208,28 +207,6 @@ def test_callbacks_hear_the_story_of_a_run_even_if_another_one_raises_or_changes
     assert shown.count("Raising.after_report() failed:") == 1
     assert "LookupError: no such door" in shown
     assert "LookupError: no such dashboard" in shown
-
-
-def test_after_run_is_not_called_if_fit_itself_fails_or_a_callback_is_stuck(
-    monkeypatch: pytest.MonkeyPatch, capsys: Shown
-) -> None:
-    recorder = Recorder()
-    run_with(recorder, monkeypatch=monkeypatch).tell(ended(None))
-    assert recorder.story == []
-
-    class Stuck(Recorder):
-        def after_report(self, *arguments: object) -> None:
-            time.sleep(0.3)
-            signal.raise_signal(signal.SIGINT)  # to the main thread, which waits by now
-            release.wait()
-
-    release, stuck = threading.Event(), Stuck()
-    observers = run_with(stuck, monkeypatch=monkeypatch)
-    observers.tell(ReportsJoined([{}], None))
-    observers.tell(ended())
-    assert stuck.story == []
-    assert "after_run() is not called, as a callback has not returned" in capsys.readouterr().err
-    release.set()
 
 
 # -- when something goes wrong ---------------------------------------------------------------------------------------

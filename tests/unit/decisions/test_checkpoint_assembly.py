@@ -63,19 +63,6 @@ def reported(
     return assembly.reported(report, metrics, now)
 
 
-def stored(
-    assembly: CheckpointAssembly,
-    rank: int,
-    ordinal: int,
-    files: Any,
-    skipped: Any,
-    now: float,
-    failed: str | None = None,
-) -> list[Action]:
-    answer = wire.FilesCopied(attempt=0, rank=rank, ordinal=ordinal, files=files, skipped=skipped, failed=failed)
-    return assembly.stored(answer, now)
-
-
 def bring(
     assembly: CheckpointAssembly, rank: int, ordinal: int, *files: str, now: float = 0.0, **metrics: Any
 ) -> list[Action]:
@@ -97,8 +84,8 @@ def deliver(
     crc: int = 1,
     now: float = 0.0,
 ) -> list[Action]:
-    contents = [(path, 10, crc) for path in files], [(path, 10, crc) for path in skipped]
-    return stored(assembly, rank, ordinal, *contents, now)
+    contents = {"files": [(path, 10, crc) for path in files], "skipped": [(path, 10, crc) for path in skipped]}
+    return assembly.stored(wire.FilesCopied(attempt=0, rank=rank, ordinal=ordinal, **contents), now)
 
 
 def only(kind: type[Any], actions: list[Action]) -> list[Any]:
@@ -285,9 +272,6 @@ def test_ranks_that_name_a_checkpoint_differently_are_told_so() -> None:
     )
     deliver(assembly, 0, 1, "a")
     assert Drop(1) in deliver(assembly, 1, 1, "b")
-
-
-# -- what is still being stored when a rank fails ----------------------------------------------------------------------
 
 
 # -- ranks that show no sign -----------------------------------------------------------------------------------------
@@ -488,7 +472,7 @@ class World:
             return
         ordinal = min(life.ordered)
         life.ordered.discard(ordinal)
-        self._obey(stored(self.assembly, rank, ordinal, [(f"shard-{rank}", 1, 1)], [], self.now))
+        self._obey(deliver(self.assembly, rank, ordinal, f"shard-{rank}", now=self.now))
 
     def end(self, rank: int) -> None:
         if (life := self.living(rank)) is None or self.chance.random() < 0.5:

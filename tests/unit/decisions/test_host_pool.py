@@ -25,10 +25,6 @@ def answer(pool: HostPool, *hosts: str) -> None:
         pool.mark_connected(host, HostInfo(name=host, cpus=1, memory_bytes=0, slots=1))
 
 
-def names(numbers: range) -> list[str]:
-    return [f"h{number}" for number in numbers]
-
-
 def test_a_host_that_sshd_turns_away_is_tried_later_with_fewer_at_once() -> None:
     pool = pool_of(10, 10)
     first = pool.hosts_to_connect(START)
@@ -58,11 +54,3 @@ def test_a_host_that_is_always_turned_away_is_lost_in_every_attempt() -> None:
             now = pool.deadline()
         assert tries == 6
         assert pool.readiness(now) is Readiness.HOPELESS
-
-
-def test_progress_names_some_hosts_and_counts_the_rest() -> None:
-    pool = pool_of(1000, 1000)
-    answer(pool, *pool.hosts_to_connect(START))
-    pool.hosts_to_connect(START)
-    listed = ", ".join(names(range(10, 18)))
-    assert pool.describe_progress() == f"10 of 1,000 hosts have answered; waiting for {listed} and 12 others"
