@@ -17,10 +17,9 @@ import psutil
 import pytest
 
 import distrain
-from distrain import FailureConfig, WorkerGroupError
 from distrain.coordinator.connection import resting_agents
 from tests.conftest import is_alive, run_members, wait_until
-from tests.process.conftest import WAYS, log_of, make_fit, records
+from tests.process.conftest import log_of, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,22 +57,6 @@ def test_a_second_fit_has_the_same_forkserver_and_nothing_else_of_the_first(fit:
     assert one["environment"] == two["environment"]
     assert [log_of(result.path, 0).strip() for result in (first, second)] == ["says {'n': 1}", "says {'n': 'twotwo'}"]
     assert {record["attempt"] for record in records(second.path)} <= {0}
-
-
-def test_failures_and_restarts_keep_the_forkserver(fit: Fit) -> None:
-    def fail() -> None:
-        raise ValueError(f"forkserver {os.getppid()}")
-
-    def die_once() -> dict[str, Any]:
-        if distrain.get_context().attempt == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return {"parent": os.getppid(), "attempt": distrain.get_context().attempt}
-
-    with pytest.raises(WorkerGroupError) as raised:
-        fit(fail)
-    result = fit(die_once, failure_config=FailureConfig(max_failures=1))
-    assert result.return_value["attempt"] == 1
-    assert f"forkserver {result.return_value['parent']}" in str(raised.value)
 
 
 PACKAGE = """
@@ -177,12 +160,6 @@ def test_none_rests_if_the_user_wants_none(fit: Fit, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("DISTRAIN_IDLE_S", "long")
     with pytest.raises(ValueError, match="DISTRAIN_IDLE_S='long'"):
         fit(look)
-
-
-@pytest.mark.parametrize("way", [way for way in WAYS if way.endswith("ssh")][:1])
-def test_none_rests_on_other_hosts(way: str, tmp_path: Path, test_run_id: str) -> None:
-    make_fit(way, tmp_path)(look)
-    assert not run_members(test_run_id)
 
 
 def test_an_agent_ends_when_it_has_rested_for_long(fit: Fit, monkeypatch: pytest.MonkeyPatch, test_run_id: str) -> None:
