@@ -59,21 +59,6 @@ def test_rank_0_alone_is_safe_before_the_silent_ranks_have_finished(
     assert files_of(fit(train, workers=3, checkpoint_config=config).checkpoint) == {"model.txt": "second"}
 
 
-def test_of_the_same_file_the_lowest_ranks_is_kept(any_fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
-    def train() -> None:
-        rank = distrain.get_context().get_world_rank()
-        for epoch in range(3):
-            distrain.collective.barrier()
-            time.sleep(0.03 * (2 - rank))  # the highest rank comes first
-            save("model.txt", f"rank {rank}, epoch {epoch}")
-
-    result = any_fit(train, workers=3)
-    assert len(names(result.path)) == 3
-    assert files_of(result.checkpoint) == {"model.txt": "rank 0, epoch 2"}
-    notices = [line for line in capsys.readouterr().err.splitlines() if "different contents" in line]
-    assert len(notices) == 1
-
-
 # -- when a checkpoint is safe ---------------------------------------------------------------------------------------
 
 

@@ -68,15 +68,6 @@ def test_ctrl_c_elsewhere_and_other_errors_look_as_ever(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGINT
 
 
-def test_a_hook_of_the_user_gets_the_error(tmp_path: Path) -> None:
-    hook = "sys.excepthook = lambda kind, error, trace: print('hook:', kind.__name__, trace.tb_lineno)\n"
-    done = ran(tmp_path, hook + "fit()\n")
-    line = len((SCRIPT + hook).splitlines()) + 1
-    assert done.stdout.endswith(f"hook: WorkerGroupError {line}\n")
-    assert "distrain: training failed" not in done.stderr
-    assert done.returncode == 1
-
-
 def test_what_cannot_start_is_a_screen_too(tmp_path: Path) -> None:
     done = ran(tmp_path, "import threading\nlock = threading.Lock()\ntrain.__defaults__ = (lock,)\nfit(workers=1)\n")
     assert "distrain: cannot launch ───" in done.stderr

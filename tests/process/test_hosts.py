@@ -132,19 +132,6 @@ def test_the_gpus_of_the_hostfile_are_those_that_its_ranks_see(
     assert shown(use_gpu=True) == ["0,2", "0,2", "1", "5"]
 
 
-@pytest.mark.parametrize("use_gpu", [False, True])
-def test_a_gpu_that_a_host_does_not_have_is_named_with_it(
-    ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path, six_gpus: str, use_gpu: bool
-) -> None:
-    """CUDA would ignore it and all entries after it."""
-    ssh(six_gpus)
-    (tmp_path / "hosts").write_text("one gpus=0,7 slots=1\n")
-    with pytest.raises(
-        LaunchError, match=r"^one: gpus=0,7 in the hostfile, but it has no GPU 7, or that is named twice"
-    ):
-        fit_on(where_am_i, num_workers=1, hostfile=tmp_path / "hosts", use_gpu=use_gpu)
-
-
 def test_all_hosts_are_contacted_at_the_same_time(ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path) -> None:
     """No host answers before all were asked."""
     seen = shlex.quote(str(tmp_path))

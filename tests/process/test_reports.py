@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import math
 import os
-import re
 import signal
 import statistics
 import time
@@ -111,17 +110,6 @@ def test_metrics_come_back_as_plain_values_and_those_that_cannot_be_recorded_are
         expected = {str(number): value for number, (_, value) in enumerate(GOOD)}
         assert metrics == expected
         assert [type(metrics[key]) for key in expected] == [type(value) for value in expected.values()]
-
-
-def test_reports_appear_on_the_console(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
-    def train() -> None:
-        for step in range(1000):
-            distrain.report({"step": step, "eval": {"loss": 0.123456789}})
-
-    fit(train)
-    lines = [line for line in capsys.readouterr().err.splitlines() if "report " in line]
-    assert re.fullmatch(r"distrain: report 1000(, [\d.,]+/s)?: step=999, eval/loss=0.123457", lines[-1])
-    assert len(lines) < 20
 
 
 def test_reports_of_several_threads_do_not_mix(fit: Fit) -> None:

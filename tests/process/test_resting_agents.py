@@ -17,10 +17,9 @@ import psutil
 import pytest
 
 import distrain
-from distrain import FailureConfig, WorkerGroupError
 from distrain.coordinator.connection import resting_agents
 from tests.conftest import is_alive, run_members, wait_until
-from tests.process.conftest import WAYS, log_of, make_fit, records
+from tests.process.conftest import log_of, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,22 +57,6 @@ def test_a_second_fit_has_the_same_forkserver_and_nothing_else_of_the_first(fit:
     assert one["environment"] == two["environment"]
     assert [log_of(result.path, 0).strip() for result in (first, second)] == ["says {'n': 1}", "says {'n': 'twotwo'}"]
     assert {record["attempt"] for record in records(second.path)} <= {0}
-
-
-def test_failures_and_restarts_keep_the_forkserver(fit: Fit) -> None:
-    def fail() -> None:
-        raise ValueError(f"forkserver {os.getppid()}")
-
-    def die_once() -> dict[str, Any]:
-        if distrain.get_context().attempt == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return {"parent": os.getppid(), "attempt": distrain.get_context().attempt}
-
-    with pytest.raises(WorkerGroupError) as raised:
-        fit(fail)
-    result = fit(die_once, failure_config=FailureConfig(max_failures=1))
-    assert result.return_value["attempt"] == 1
-    assert f"forkserver {result.return_value['parent']}" in str(raised.value)
 
 
 PACKAGE = """
@@ -130,12 +113,6 @@ def test_after_a_change_there_is_a_new_forkserver(fit: Fit, site: Path, change: 
     assert version == (2 if change is edit_a_package else 1)
 
 
-def test_a_resting_forkserver_does_not_keep_the_pickled_job(fit: Fit) -> None:
-    folder = f"/proc/{fit(look, {'n': 'x' * 10_000}).return_value['parent']}/fd"
-    files = {os.readlink(path): os.stat(path).st_size for path in (f"{folder}/{name}" for name in os.listdir(folder))}
-    assert [size for name, size in files.items() if "distrain-job" in name] == [0]
-
-
 def test_an_agent_is_taken_over_only_if_it_has_inherited_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,12 +156,6 @@ def test_none_rests_if_the_user_wants_none(fit: Fit, monkeypatch: pytest.MonkeyP
         fit(look)
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way.endswith("ssh")][:1])
-def test_none_rests_on_other_hosts(way: str, tmp_path: Path, test_run_id: str) -> None:
-    make_fit(way, tmp_path)(look)
-    assert not run_members(test_run_id)
-
-
 def test_an_agent_ends_when_it_has_rested_for_long(fit: Fit, monkeypatch: pytest.MonkeyPatch, test_run_id: str) -> None:
     monkeypatch.setattr(resting_agents, "_MARGIN_S", 0.2)
     monkeypatch.setenv("DISTRAIN_IDLE_S", "0.5")
@@ -195,8 +166,7 @@ def test_an_agent_ends_when_it_has_rested_for_long(fit: Fit, monkeypatch: pytest
 
 
 SCRIPT = """
-import multiprocessing, os, signal, sys, threading, time
-import psutil
+import os, signal, sys
 import distrain
 from distrain import DataParallelTrainer, RunConfig, ScalingConfig
 
@@ -219,16 +189,13 @@ if __name__ == "__main__":
     print(first, flush=True)
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if sys.argv[2] == "stopped":
-        for process in psutil.Process().children(recursive=True):
-            process.suspend()
     if sys.argv[2] == "os._exit":
         os._exit(0)
 """
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("end", ["exit", "os._exit", "killed", "stopped", "fork"])
+@pytest.mark.parametrize("end", ["exit", "os._exit", "killed", "fork"])
 def test_nothing_is_left_of_a_users_process(tmp_path: Path, test_run_id: str, end: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

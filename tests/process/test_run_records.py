@@ -87,18 +87,6 @@ def test_a_restarted_run_says_when_it_trained_where_it_went_on_and_what_it_waite
         assert event["bytes"] == sum(file["size"] for file in manifest["files"].values())
 
 
-@sampled
-def test_the_time_in_which_a_checkpoint_blocks_a_rank_comes_with_its_next_report(fit: Fit) -> None:
-    def train() -> None:
-        for _ in range(2):
-            distrain.report({}, checkpoint=Checkpoint.from_dict({"weights": bytes(20_000_000)}))
-
-    run = Path(fit(train, workers=1).path)
-    first, second = read_metrics(run / "metrics.jsonl")
-    assert "waits" not in first
-    assert 0.001 < second["waits"]["checkpoint"] < 10
-
-
 def test_bad_progress_is_refused(fit: Fit) -> None:
     def train() -> list[str]:
         said = []

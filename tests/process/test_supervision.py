@@ -320,15 +320,13 @@ print(trainer.fit().return_value)
     assert_nothing_is_left(running, test_run_id)
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("stopped", "said"),
     [
-        (("agent",), "ENDED ControllerError localhost: it has been silent for 2 s: stopped (SIGSTOP)?"),
         (("agent", "guard"), "ENDED ControllerError localhost: it has been silent for 2 s: stopped (SIGSTOP)?"),
         (("forkserver",), r"the forkserver was silent for 2 s and is killed: was it stopped (SIGSTOP)?"),
     ],
-    ids=["agent", "agent+guard", "forkserver"],
+    ids=["agent+guard", "forkserver"],
 )
 def test_one_that_is_stopped_is_lost_when_its_lease_is_over(
     launch: Launch, test_run_id: str, stopped: tuple[str, ...], said: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -104,19 +103,6 @@ def test_metrics_of_the_validation_are_added_to_those_of_the_checkpoint(every_fi
     assert [metrics.get("score") for _, metrics in result.best_checkpoints] == [0.5, 10.5, None]
     assert Result.from_path(result.path).best_checkpoints[1][1]["score"] == 10.5
     assert result.metrics == {"step": 2}, "these are what rank 0 reported last"
-
-
-def test_a_metric_of_the_same_name_is_replaced_and_nan_hides_nothing(fit: Callable[..., Result]) -> None:
-    def train(config: dict[str, Any]) -> str:
-        report(1, True, score=7.0, norm=math.nan)
-        [known] = distrain.get_all_reported_checkpoints(MODES.VALIDATED)
-        return repr((known.metrics["score"], known.metrics["norm"]))
-
-    result = fit(train, {}, ValidationConfig(score))
-    again = Result.from_path(result.path)
-    metrics = result.metrics or {}
-    assert (metrics["score"], str(metrics["norm"]), result.return_value) == (1.0, "nan", "(1.0, nan)")
-    assert repr(again.metrics) == repr(result.metrics) == repr(again.best_checkpoints[0][1])
 
 
 def hopeless(checkpoint: Checkpoint, how: str) -> Any:

@@ -20,10 +20,9 @@ from distrain.errors import ControllerError
 from distrain.storage import run_lock
 from distrain.system.remote_path import RemotePath
 from tests.conftest import wait_until
-from tests.process.object_storage.training import Waiter, train, wait_for
+from tests.process.object_storage.training import Waiter, train
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tests.process.conftest import Fit
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 sampled = pytest.mark.sample(2, of="owners of a bucket")
 
 SCRIPT = """
+from __future__ import annotations
 import sys, time, tempfile
 from pathlib import Path
 import distrain
@@ -39,47 +39,29 @@ from distrain import *
 
 {train}
 
-{wait_for}
-
-def main(config={{}}, **run):
-    trainer = DataParallelTrainer(
-        train, train_loop_config=config, scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=sys.argv[1], name="run", **run),
-    )
-    print("began at", trainer.fit().return_value)
+trainer = DataParallelTrainer(
+    train, train_loop_config={{"size": 8_000_000, "steps": int(sys.argv[2])}},
+    scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path=sys.argv[1], name="run"),
+)
+print("began at", trainer.fit().return_value)
 """
-
-
-@pytest.fixture
-def user(tmp_path: Path, bucket: Bucket) -> Callable[..., subprocess.Popen[str]]:
-    """Starts a user's process that calls ``main(...)``."""
-
-    def start(call: str, **environment: str) -> subprocess.Popen[str]:
-        script = (
-            tmp_path / f"script_{len(list(tmp_path.glob('script_*')))}.py"
-        )  # an earlier process may still read its own
-        source = SCRIPT.format(train=inspect.getsource(train), wait_for=inspect.getsource(wait_for))
-        script.write_text(f"from __future__ import annotations\n{source}\n{call}\n")
-        return subprocess.Popen(
-            [sys.executable, str(script), bucket.url],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
-
-    return start
 
 
 @sampled
 def test_a_process_that_is_killed_in_the_middle_of_an_upload_loses_nothing_committed(
-    user: Callable[..., subprocess.Popen[str]], bucket: Bucket
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     """At once restarted on the same machine, where its owner is known to be dead."""
+    (tmp_path / "script.py").write_text(SCRIPT.format(train=inspect.getsource(train)))
+
+    def start(steps: int) -> subprocess.Popen[str]:
+        command = [sys.executable, str(tmp_path / "script.py"), bucket.url, str(steps)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
     began_at = 0
     for _ in range(2):
-        process = user('main({"size": 8_000_000, "steps": 99})')
+        process = start(99)
         wait_until(lambda: len(bucket.committed("run")) > began_at, timeout_s=300.0, what="a checkpoint")
         wait_until(
             lambda: any(path.endswith(".pending.json") for path in bucket.files("run")),
@@ -89,7 +71,7 @@ def test_a_process_that_is_killed_in_the_middle_of_an_upload_loses_nothing_commi
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         began_at = len(bucket.committed("run"))
-    process = user(f'main({{"size": 8_000_000, "steps": {began_at + 1}}})')
+    process = start(began_at + 1)
     said, complained = process.communicate(timeout=300)
     assert process.returncode == 0, complained
     assert int(said.split()[-1]) in (began_at, began_at + 1), "an order may have been carried out after the count"

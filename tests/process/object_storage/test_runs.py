@@ -24,7 +24,7 @@ from distrain import (
 )
 from distrain.errors import CheckpointError
 from tests.process import test_validation
-from tests.process.object_storage.training import KEPT_BY_ALL, MODES, train, varied
+from tests.process.object_storage.training import KEPT_BY_ALL, MODES, train
 
 if TYPE_CHECKING:
     from tests.process.conftest import Fit
@@ -89,7 +89,6 @@ def test_a_new_run_starts_from_a_remote_checkpoint(one_fit: Fit, bucket: Bucket)
 
 
 @sampled
-@varied
 @pytest.mark.parametrize("kind", ["fsspec", "pyarrow"])
 def test_a_filesystem_may_be_given_instead_of_a_url(one_fit: Fit, bucket: Bucket, kind: str) -> None:
     storage: Any = bucket.filesystem
@@ -148,7 +147,6 @@ def test_a_run_whose_name_remote_storage_does_not_take_is_refused_at_once(one_fi
 
 
 @sampled
-@varied
 def test_remote_checkpoints_are_validated_too(one_fit: Fit) -> None:
     fit = test_validation.fit_of(one_fit, 2)
     result = fit(test_validation.train, {"tasks": [True, True]}, ValidationConfig(test_validation.score))

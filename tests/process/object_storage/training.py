@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
-import pytest
 
 import distrain
 from distrain import Checkpoint, CheckpointUploadMode
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 
 MODES = (CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC)
-varied = pytest.mark.sample(4, of="object storage")
-"""Marks tests of what is also tested with local storage."""
 KEPT_BY_ALL = {".lock/000001", "events.jsonl", "metrics.jsonl", "return_value.pkl", "run.json"}
 
 
