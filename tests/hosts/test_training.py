@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
 import pytest
@@ -35,16 +34,6 @@ def test_torch_trains_over_three_hosts_with_different_slots(user: User) -> None:
     assert [report["sum"] for report in reports] == [21.0] * 6
     network = {(report["address"], report["interface"], report["nccl"]) for report in reports}
     assert network == {("10.77.0.11", "eth0", "=eth0")}
-
-
-@sampled
-def test_the_host_of_the_user_may_take_part_without_ssh(user: User) -> None:
-    """It has no sshd, and its user has come by ssh from elsewhere."""
-    call = 'TorchTrainer, num_workers=2, hosts=["localhost:1", "beta:1"]'
-    reports = user.trains(OVER_TORCH, call, SSH_CONNECTION="192.0.2.1 1 192.0.2.2 22").reports()
-    assert [report["place"][0] for report in reports] == ["head", "beta"]
-    assert [report["address"] for report in reports] == ["10.77.0.10"] * 2
-    assert [report["sum"] for report in reports] == [3.0] * 2
 
 
 @pytest.mark.slow
@@ -171,33 +160,6 @@ def test_no_value_is_in_the_arguments_of_any_process(user: User) -> None:
 
 
 # -- the command line ------------------------------------------------------------------------------------------------
-
-TORCHRUN_SCRIPT = """
-import os, socket, sys
-import torch
-from torch import distributed as dist
-
-dist.init_process_group("gloo")
-total = torch.tensor(float(dist.get_rank() + 1))
-dist.all_reduce(total)
-print(int(total), socket.gethostname(), os.environ["LOCAL_RANK"], os.environ["MINE"], sys.argv[1:])
-dist.destroy_process_group()
-"""
-
-
-@sampled
-def test_a_torchrun_script_runs_on_all_slots(user: User) -> None:
-    (user.folder / "train.py").write_text(TORCHRUN_SCRIPT)
-    arguments = ("--hostfile", str(user.lab.hostfile), "--storage-path", "runs", "--env", "MINE=my own")
-    ran = user.launches(*arguments, "train.py", "--lr", "1")
-    assert ran.code == 0, ran.err
-    expected = [
-        f"[rank {rank} {host}] 21 {host} {local} my own ['--lr', '1']" for host, rank, local, *_ in user.lab.places
-    ]
-    shown = [re.sub(r"^(\[rank \d) [^]]*\]", rf"\1 {line.split()[4]}]", line) for line in ran.out.splitlines()]
-    assert sorted(shown) == expected
-    assert "[rank 2 beta:2222] 21 beta" in ran.out
-    assert "starting 6 workers on 3 hosts" in ran.err
 
 
 @sampled
