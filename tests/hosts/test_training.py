@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from tests.hosts.faults import second_network
 from tests.hosts.lab import ROOT
 from tests.hosts.user import MAIN, User
 
@@ -57,34 +56,6 @@ def test_the_users_own_network_variables_win(user: User) -> None:
     assert [report["MASTER_ADDR"] for report in reports] == ["alpha"] * 2
     assert [report["GLOO_SOCKET_IFNAME"] for report in reports] == ["lo", "eth0"]
     assert [report["NCCL_SOCKET_IFNAME"] for report in reports] == ["ib0"] * 2
-
-
-CONNECTIONS = """
-import psutil
-from distrain.torch import TorchTrainer
-
-def train():
-    import torch
-    torch.distributed.all_reduce(torch.ones(1))
-    ends = {end.laddr.ip.removeprefix("::ffff:") for end in psutil.Process().net_connections("inet") if end.raddr}
-    distrain.report({"address": os.environ["MASTER_ADDR"], "nccl": os.environ["NCCL_SOCKET_IFNAME"],
-                     "ends": sorted(ends)})
-"""
-
-
-@sampled
-def test_ranks_connect_over_the_interface_that_the_user_has_chosen(user: User) -> None:
-    """Each host takes the first one of the list that it has. The hosts are named by addresses of another network."""
-    with second_network(user.lab, "alpha", "beta"):
-        call = 'TorchTrainer, num_workers=2, hosts="alpha:1,beta:1", interface="ib7,ib0"'
-        reports = user.trains(CONNECTIONS, call).reports()
-        assert [report["address"] for report in reports] == ["10.88.0.1"] * 2
-        assert [report["nccl"] for report in reports] == ["=ib0"] * 2
-        assert [report["ends"] for report in reports] == [["10.88.0.1"], ["10.88.0.2"]]
-        ran = user.launches("--hosts", "alpha:1,gamma:1", "--interface", "ib0", "script.py")
-    assert ran.code == 2
-    problem = "gamma: it has no network interface ib0 that is up and has an address (interface='ib0'); it has eth0 ("
-    assert problem in ran.err
 
 
 # -- what goes along -------------------------------------------------------------------------------------------------

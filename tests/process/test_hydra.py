@@ -115,8 +115,7 @@ def test_only_hydras_defaults_change(
     monkeypatch: pytest.MonkeyPatch,
     config: str,
     overrides: list[str],
-    run_dir: str,
-    sweep_dir: str,
+    dirs: list[str],
     rank: int,
 ) -> None:
     """What a project's config, or the command line, says of its output directory counts: it may resume there."""

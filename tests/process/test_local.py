@@ -112,19 +112,14 @@ def tree(path: str) -> dict[str, str]:
     return found
 
 
-def same_results(one: Result, other: Result) -> None:
-    assert tree(one.path) == tree(other.path)
-    assert (one.metrics, one.return_value) == (other.metrics, other.return_value)
-    assert files_of(one.checkpoint) == files_of(other.checkpoint)
-    names = [[(Path(c.path).name, metrics) for c, metrics in result.best_checkpoints] for result in (one, other)]
-    assert names[0] == names[1]
-
-
 def test_the_run_directory_is_that_of_one_worker(local: Local) -> None:
     keep = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="max")
     results = [local(epochs, {"epochs": 5}, workers=n, name=f"with-{n}", checkpoint_config=keep) for n in (0, 1)]
-    same_results(*results)
-    assert [Path(c.path).name for c, _ in results[0].best_checkpoints] == ["checkpoint_000002", "checkpoint_000001"]
+    assert tree(results[0].path) == tree(results[1].path)
+    assert (results[0].metrics, results[0].return_value) == (results[1].metrics, results[1].return_value)
+    assert files_of(results[0].checkpoint) == files_of(results[1].checkpoint)
+    for result in results:
+        assert [Path(c.path).name for c, _ in result.best_checkpoints] == ["checkpoint_000002", "checkpoint_000001"]
     assert reported(results[0].path) == [{"epoch": epoch, "loss": -abs(epoch - 1)} for epoch in range(5)]
     assert run_json(results[0].path)["status"] == "finished"
     assert Result.from_path(results[0].path).metrics == results[0].metrics
@@ -178,17 +173,14 @@ def test_two_threads_cannot_train_here_at_once(local: Local) -> None:
 
     began, may_end = threading.Event(), threading.Event()
     thread = threading.Thread(target=local, args=[train])
-    before = dict(os.environ)
     thread.start()
     assert began.wait(60)
     try:
         with pytest.raises(LaunchError, match="another thread is already training in this process"):
             local(lambda: None)
-        assert local(lambda: "in a worker", workers=1).return_value == "in a worker"
     finally:
         may_end.set()
         thread.join()
-    assert dict(os.environ) == before
     assert local(lambda: "afterwards").return_value == "afterwards"
 
 
