@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import psutil
 
-from distrain.system import process
 from tests.conftest import wait_until
 from tests.hosts.lab import Lab, end_lab, start_lab
 
@@ -96,8 +95,7 @@ class BareLab(Lab):
 def start_bare_lab(folder: Path, lacks: dict[str, Lacking]) -> Iterator[BareLab]:
     """Start a lab of bare hosts. What is beside ``folder`` is hidden from them, too."""
     mounts = [f"--mount={source}={target}" for source, target in package_folders().items()]
-    with without_run_ids():
-        holder = start_lab(folder, *mounts, *(f"{name}:1:bare" for name in lacks))
+    holder = start_lab(folder, *mounts, *(f"{name}:1:bare" for name in lacks))
     try:
         lab = BareLab(folder=folder, other_python=Path(sys.executable).resolve(), lacks=lacks)
         for host, lacking in lacks.items():
@@ -106,17 +104,6 @@ def start_bare_lab(folder: Path, lacks: dict[str, Lacking]) -> Iterator[BareLab]
         yield lab
     finally:
         end_lab(holder, folder)
-
-
-@contextlib.contextmanager
-def without_run_ids() -> Iterator[None]:
-    """Keep the id of a test from the hosts, which its census would end."""
-    before = os.environ.pop(process.RUN_IDS, None)
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ[process.RUN_IDS] = before
 
 
 def package_folders() -> dict[str, str]:

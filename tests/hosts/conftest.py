@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.system import process
 from tests.hosts.lab import HOSTS, ROOT, Hosts, Lab, end_lab, make_other_python, start_lab
 from tests.hosts.one_machine import FakeSsh, ThisMachine
 from tests.hosts.user import User
@@ -25,9 +24,7 @@ if TYPE_CHECKING:
 def namespaces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A lab for the tests of a module. A test undoes its changes to it."""
     folder = tmp_path_factory.mktemp("lab") / "with space"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(process.RUN_IDS, raising=False)  # that of the first test, whose census would end the lab
-        holder = start_lab(folder, *(f"{name}:{slots}" for name, slots in HOSTS.items()))
+    holder = start_lab(folder, *(f"{name}:{slots}" for name, slots in HOSTS.items()))
     try:
         lab = Lab(folder=folder, other_python=make_other_python(folder / "elsewhere"))
         (folder / "homes" / "alpha" / ".bashrc").write_text("echo 'Welcome to alpha'\n")

@@ -51,24 +51,6 @@ def blocked_pair(lab: Lab) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def second_network(lab: Lab, *hosts: str) -> Iterator[None]:
-    """Give hosts the interface ib0 on a network of their own: the first one has the address 10.88.0.1."""
-    for number, host in enumerate(hosts, start=1):
-        for command in (
-            "link add ib0 link eth0 type macvlan mode bridge",
-            f"address add 10.88.0.{number}/24 dev ib0",
-            "link set ib0 up",
-        ):
-            done = lab.run(host, "ip", *command.split())
-            assert done.returncode == 0, done.stderr
-    try:
-        yield
-    finally:
-        for host in hosts:
-            lab.run(host, "ip", "link", "del", "ib0")
-
-
-@contextlib.contextmanager
 def slow_network(lab: Lab, host: str, rate: str = "100mbit") -> Iterator[None]:
     """Limit what a host sends."""
     limit = ("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms")

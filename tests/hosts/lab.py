@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import distrain
+from distrain.system import process
 from tests.conftest import wait_until
 from tests.strangers import Listener
 
@@ -101,9 +102,14 @@ class Lab(Hosts):
 
 
 def start_lab(folder: Path, *hosts: str) -> subprocess.Popen[bytes]:
-    """Start a lab as a process that takes it down when its stdin ends. Skip the test where no lab can run."""
+    """Start a lab as a process that takes it down when its stdin ends. Skip the test where no lab can run.
+
+    It does not have the id of the test, whose census would end it.
+    """
     argv = [sys.executable, str(NETLAB), "--dir", str(folder), "hold", *hosts]
-    holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    environment = {name: value for name, value in os.environ.items() if name != process.RUN_IDS}
+    pipe = subprocess.PIPE
+    holder = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
     assert holder.stdout is not None
     assert holder.stderr is not None
     if holder.stdout.readline() != b"ready\n":

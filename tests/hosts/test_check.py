@@ -175,22 +175,12 @@ def test_the_host_with_a_slow_network_is_named_and_remembered(user: User) -> Non
 
 # -- before a launch --------------------------------------------------------------------------------------------------
 
-TWO = "hosts='alpha:1,beta:1'"
-
-
-@sampled
-def test_a_launch_says_which_hosts_do_not_see_the_storage(user: User) -> None:
-    with own_disk(user.lab, "beta", user.folder / "runs"):
-        ran = user.trains("def train():\n    pass\n", f"num_workers=2, {TWO}")
-    assert ran.code == 0
-    assert "beta does not see the run directory, which cannot be opened: No such file or directory; its" in ran.err
-
 
 @sampled
 def test_a_launch_is_refused_when_a_pair_is_blocked_long_before_the_framework_gives_up(user: User) -> None:
     began = time.monotonic()
     with blocked_pair(user.lab):
-        ran = user.trains(OVER_TORCH, f"TorchTrainer, num_workers=2, {TWO}")
+        ran = user.trains(OVER_TORCH, "TorchTrainer, num_workers=2, hosts='alpha:1,beta:1'")
     assert time.monotonic() - began < 30.0
     assert ran.code == 1
     assert " cannot connect to it at 10.77.0.1" in ran.err

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 SEEN_WITHIN_S = 1.0
 """After a connection has broken, or a lease has run out."""
-HANG_TIMEOUT_S = 12.0
-"""Enough for workers that import torch to start on a busy machine."""
 ENDS_WITHIN_S = 10.0
 """From then on: what is left is stopped, and a host that cannot be reached is tried for five seconds."""
 
@@ -44,11 +41,15 @@ place, scaling, failures = Path(sys.argv[1]), json.loads(sys.argv[2]), json.load
 
 def train():
     context, before = distrain.get_context(), distrain.get_checkpoint()
-    count = int(Path(before.path, "count").read_text()) if before else 0
+    count = 0
+    if before:
+        with before.as_directory() as folder:
+            count = int(Path(folder, "count").read_text())
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "count").write_text(str(count + 1))
         distrain.report({"size": context.get_world_size()}, checkpoint=Checkpoint(folder))
-    (place / f"ready-{count}-{context.get_world_rank()}").touch()
+    if place.exists():  # not on a bare host
+        (place / f"ready-{count}-{context.get_world_rank()}").touch()
     while count == 0 and not (place / "end").exists():
         time.sleep(0.01)
     return count
@@ -167,19 +168,6 @@ def test_a_blow(start: Callable[..., Running], name: str, host: str, restarts: i
         blow.undo(running, host)
 
 
-def test_a_link_that_is_down_for_less_than_the_lease_does_no_harm(start: Callable[..., Running]) -> None:
-    running = start(host_lease_s=4.0)
-    pull_the_cable(running, "beta")
-    try:
-        with pytest.raises(subprocess.TimeoutExpired):
-            running.user.wait(timeout=1.0)
-    finally:
-        plug_it_in(running, "beta")
-    running.let_it_finish()
-    output, _ = running.end()
-    assert output.splitlines()[-1] == "FINISHED 0", output
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("host", HOSTS)
 def test_nothing_is_left_on_any_host_when_the_users_process_is_killed(start: Callable[..., Running], host: str) -> None:
@@ -189,38 +177,3 @@ def test_nothing_is_left_on_any_host_when_the_users_process_is_killed(start: Cal
     running.user.kill()
     agent.kill()
     wait_until(lambda: not run_members(running.run_id), NOTHING_LEFT_WITHIN_S, "the end of all processes")
-
-
-TORCH = """
-from distrain.torch import TorchTrainer as DataParallelTrainer
-
-def train():
-    import torch
-    rank = distrain.get_context().get_world_rank()
-    while True:
-        torch.distributed.all_reduce(torch.ones(1000))
-        (place / f"ready-0-{rank}").touch()
-"""
-
-
-@pytest.mark.slow
-def test_two_hosts_that_do_not_reach_each_other_are_a_hang(start: Callable[..., Running]) -> None:
-    """Both live, and both can be reached: nobody is lost, and no rank is to blame."""
-    script = SCRIPT.replace("\nrun = ", TORCH + "\nrun = ")
-    running = start(script, hang_timeout_s=HANG_TIMEOUT_S)
-    struck = time.monotonic()
-    isolate(running.lab, "on")
-    try:
-        output, ended = running.end()
-    finally:
-        isolate(running.lab, "off")
-    assert ended - struck < HANG_TIMEOUT_S + ENDS_WITHIN_S
-    assert "ENDED HangError no rank has reported or printed anything for 12 s; they were:" in output
-    assert "2 ranks (0, 1) in all_reduce at script.py:" in output
-
-
-def isolate(lab: Lab, state: str) -> None:
-    """``on``: alpha and beta are cut off from each other, but not from head."""
-    for host in HOSTS:
-        done = lab.run("switch", "bridge", "link", "set", "dev", host, "isolated", state)
-        assert done.returncode == 0, done.stderr

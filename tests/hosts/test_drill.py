@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.drill.cases import FAULTY
 
 if TYPE_CHECKING:
     from tests.hosts.user import User
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_host_is_drilled(user: User) -> None:
     """Of a script that forgets the state of its optimizer."""
     *_, setting, script = FAULTY["optimizer"].arguments

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
 import pytest
 
-from tests.hosts.faults import second_network
 from tests.hosts.lab import ROOT
 from tests.hosts.user import MAIN, User
 
@@ -37,16 +35,6 @@ def test_torch_trains_over_three_hosts_with_different_slots(user: User) -> None:
     assert network == {("10.77.0.11", "eth0", "=eth0")}
 
 
-@sampled
-def test_the_host_of_the_user_may_take_part_without_ssh(user: User) -> None:
-    """It has no sshd, and its user has come by ssh from elsewhere."""
-    call = 'TorchTrainer, num_workers=2, hosts=["localhost:1", "beta:1"]'
-    reports = user.trains(OVER_TORCH, call, SSH_CONNECTION="192.0.2.1 1 192.0.2.2 22").reports()
-    assert [report["place"][0] for report in reports] == ["head", "beta"]
-    assert [report["address"] for report in reports] == ["10.77.0.10"] * 2
-    assert [report["sum"] for report in reports] == [3.0] * 2
-
-
 @pytest.mark.slow
 def test_hosts_may_meet_over_ipv6(user: User) -> None:
     reports = user.trains(OVER_TORCH, 'TorchTrainer, num_workers=2, hosts="[fd77::11]:1,[fd77::12]:1"').reports()
@@ -68,34 +56,6 @@ def test_the_users_own_network_variables_win(user: User) -> None:
     assert [report["MASTER_ADDR"] for report in reports] == ["alpha"] * 2
     assert [report["GLOO_SOCKET_IFNAME"] for report in reports] == ["lo", "eth0"]
     assert [report["NCCL_SOCKET_IFNAME"] for report in reports] == ["ib0"] * 2
-
-
-CONNECTIONS = """
-import psutil
-from distrain.torch import TorchTrainer
-
-def train():
-    import torch
-    torch.distributed.all_reduce(torch.ones(1))
-    ends = {end.laddr.ip.removeprefix("::ffff:") for end in psutil.Process().net_connections("inet") if end.raddr}
-    distrain.report({"address": os.environ["MASTER_ADDR"], "nccl": os.environ["NCCL_SOCKET_IFNAME"],
-                     "ends": sorted(ends)})
-"""
-
-
-@sampled
-def test_ranks_connect_over_the_interface_that_the_user_has_chosen(user: User) -> None:
-    """Each host takes the first one of the list that it has. The hosts are named by addresses of another network."""
-    with second_network(user.lab, "alpha", "beta"):
-        call = 'TorchTrainer, num_workers=2, hosts="alpha:1,beta:1", interface="ib7,ib0"'
-        reports = user.trains(CONNECTIONS, call).reports()
-        assert [report["address"] for report in reports] == ["10.88.0.1"] * 2
-        assert [report["nccl"] for report in reports] == ["=ib0"] * 2
-        assert [report["ends"] for report in reports] == [["10.88.0.1"], ["10.88.0.2"]]
-        ran = user.launches("--hosts", "alpha:1,gamma:1", "--interface", "ib0", "script.py")
-    assert ran.code == 2
-    problem = "gamma: it has no network interface ib0 that is up and has an address (interface='ib0'); it has eth0 ("
-    assert problem in ran.err
 
 
 # -- what goes along -------------------------------------------------------------------------------------------------
@@ -171,33 +131,6 @@ def test_no_value_is_in_the_arguments_of_any_process(user: User) -> None:
 
 
 # -- the command line ------------------------------------------------------------------------------------------------
-
-TORCHRUN_SCRIPT = """
-import os, socket, sys
-import torch
-from torch import distributed as dist
-
-dist.init_process_group("gloo")
-total = torch.tensor(float(dist.get_rank() + 1))
-dist.all_reduce(total)
-print(int(total), socket.gethostname(), os.environ["LOCAL_RANK"], os.environ["MINE"], sys.argv[1:])
-dist.destroy_process_group()
-"""
-
-
-@sampled
-def test_a_torchrun_script_runs_on_all_slots(user: User) -> None:
-    (user.folder / "train.py").write_text(TORCHRUN_SCRIPT)
-    arguments = ("--hostfile", str(user.lab.hostfile), "--storage-path", "runs", "--env", "MINE=my own")
-    ran = user.launches(*arguments, "train.py", "--lr", "1")
-    assert ran.code == 0, ran.err
-    expected = [
-        f"[rank {rank} {host}] 21 {host} {local} my own ['--lr', '1']" for host, rank, local, *_ in user.lab.places
-    ]
-    shown = [re.sub(r"^(\[rank \d) [^]]*\]", rf"\1 {line.split()[4]}]", line) for line in ran.out.splitlines()]
-    assert sorted(shown) == expected
-    assert "[rank 2 beta:2222] 21 beta" in ran.out
-    assert "starting 6 workers on 3 hosts" in ran.err
 
 
 @sampled

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -19,7 +18,7 @@ import psutil
 import pytest
 
 from tests.conftest import is_alive, run_members, wait_until
-from tests.hosts.lab import NETLAB, ROOT
+from tests.hosts.lab import NETLAB
 from tests.hosts.slurm import NODES, SLOTS, SlurmLab, start_slurm
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TRANSPORTS = ("local", "ssh", "slurm", "template")
-ECHOED_BYTES = 64 << 20
 
 SCRIPT = """
 import json, os, signal, socket, sys, tempfile, time
@@ -109,7 +107,6 @@ def way(request: pytest.FixtureRequest, lab: SlurmLab) -> Way:
 
 
 over_every_transport = pytest.mark.parametrize("way", TRANSPORTS, indirect=True)
-over_other_machines = pytest.mark.parametrize("way", TRANSPORTS[1:], indirect=True)
 
 
 def last_hosts(place: Path) -> list[str]:
@@ -168,57 +165,3 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(way: Way, tmp_path: Path, te
     output, _ = user.communicate(timeout=90)
     assert user.returncode == 0, output
     assert last_hosts(tmp_path) == ["n1", "n1", "n3", "n3"]
-
-
-# -- the channel -----------------------------------------------------------------------------------------------------
-
-
-ECHO = f"""
-import hashlib, json, os, subprocess, sys, threading
-from distrain.api.config import RunConfig, ScalingConfig
-from distrain.coordinator.connection.choice import hosts_of, transports_for
-
-hosts, transport = json.loads(sys.argv[1])
-scaling = ScalingConfig(hosts=hosts, transport=transport)
-to = {{one.host.name: one for one in transports_for(hosts_of(scaling, os.environ), scaling, os.environ, RunConfig())}}
-data = os.urandom({ECHOED_BYTES})
-child = subprocess.Popen(to["n2"].argv(["cat"]), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-def feed():
-    child.stdin.write(data)
-    child.stdin.close()
-
-threading.Thread(target=feed).start()
-print("equal" if child.stdout.read() == data else "other", child.wait())
-"""
-
-
-@over_other_machines
-@pytest.mark.sample(1)
-def test_every_byte_passes_both_ways(way: Way, lab: SlurmLab, tmp_path: Path) -> None:
-    options = json.dumps([way.hosts, way.transport])
-    done = lab.run("head", *way.before, sys.executable, "-c", ECHO, options, cwd=tmp_path)
-    assert done.stdout == "equal 0\n", done.stderr
-
-
-# -- bad input -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (["--transport", "slurm"], "SLURM_JOB_ID is not set; start this with sbatch or in salloc"),
-        (
-            ["--hosts", "n1:1", "--transport", "false {host}"],
-            "only a login shell and a Python there this must work: false n1 python3",
-        ),
-        (["--hosts", "n1:1", "--transport", "/nowhere/docker {host}"], "No such file or directory: '/nowhere/docker'"),
-    ],
-)
-def test_what_cannot_work_is_one_message(tmp_path: Path, options: list[str], problem: str) -> None:
-    (tmp_path / "script.py").write_text("")
-    argv = [sys.executable, "-m", "distrain.launch", "--storage-path", "runs", *options, "script.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2, done.stderr
-    assert problem in " ".join(done.stderr.split())

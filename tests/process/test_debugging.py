@@ -176,35 +176,6 @@ def test_a_breakpoint_waits_for_a_debugger_and_other_ranks_pass(
     assert training.result(timeout=30.0).return_value == "it"
 
 
-@pytest.mark.parametrize("who", ["debugger", "rank"])
-def test_whoever_is_killed_while_a_rank_is_stopped_the_others_go_on(
-    fit: Fit, thread: Callable[..., Future[Result]], tmp_path: Path, who: str
-) -> None:
-    def train(config: dict[str, Any]) -> str:
-        Path(config["pid"]).write_text(str(os.getpid()))
-        ends = Path(config["ends"])
-        while not ends.exists():
-            distrain.report({})
-            time.sleep(0.02)
-        return "trained"
-
-    run, config = fit.storage / "run", {"pid": str(tmp_path / "pid"), "ends": str(tmp_path / "ends")}
-    training = thread(fit, train, config, name="run", workers=1, failure_config=FailureConfig(max_failures=1))
-    wait_for_reports(run)
-    debug = Debug(run, rank=0)
-    debug.wait_for("(Pdb) ")
-    (tmp_path / "ends").touch()
-    if who == "debugger":
-        debug.process.kill()
-    else:
-        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-    assert training.result(timeout=30.0).return_value == "trained"
-    if who == "rank":
-        debug.type("")
-    debug.end()
-    assert who == "debugger" or "rank 0 has ended" in debug.shown
-
-
 def test_a_stop_does_not_wait_for_a_rank_that_nobody_debugs_any_more(
     fit: Fit, thread: Callable[..., Future[Result]], tmp_path: Path
 ) -> None:

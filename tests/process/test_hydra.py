@@ -12,10 +12,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from distrain.cli.main import run_main
-from distrain.coordinator.run.hydra_job import as_plain, resolved
 from distrain.worker.job.hydra_script import set_defaults
 
 if TYPE_CHECKING:
@@ -88,15 +86,6 @@ def test_fit_in_a_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "not a run" not in capsys.readouterr().out
 
 
-def test_configs_that_are_frozen_incomplete_or_parts_of_others() -> None:
-    whole = OmegaConf.create({"lr": 0.1, "part": {"rate": "${lr}", "later": "???", "sizes": [1, 2]}})
-    OmegaConf.set_readonly(whole, True)
-    part = {"rate": 0.1, "later": "???", "sizes": [1, 2]}
-    assert as_plain(resolved(whole.part)) == part
-    assert as_plain(resolved({"model": whole})) == {"model": {"lr": 0.1, "part": part}}
-    assert resolved({"model": whole})["model"].part.rate == 0.1  # it is still a DictConfig
-
-
 def manifests(storage: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in storage.glob("*/run.json")]
 
@@ -113,13 +102,11 @@ def test_a_script_whose_ranks_call_hydra(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "overrides", "run_dir", "sweep_dir"),
+    ("config", "overrides", "dirs"),
     [
-        ("lr: 1", [], "OURS", "OURS"),
-        ("lr: 1", ["hydra.run.dir=a", "hydra.sweep.dir=b"], "a", "b"),
-        ("hydra: {run: {dir: 'exp/${name}'}}\nname: n", ["name=m"], "exp/m", "OURS"),
-        ("defaults: [override hydra/output: mine]", [], "mine/run", "mine/sweep"),
-        ("lr: 1", ["hydra/output=mine"], "mine/run", "mine/sweep"),
+        ("lr: 1", [], ["OURS", "OURS"]),
+        ("lr: 1", ["hydra.run.dir=a", "hydra.sweep.dir=b"], ["a", "b"]),
+        ("hydra: {run: {dir: 'exp/${name}'}}\nname: n", ["name=m"], ["exp/m", "OURS"]),
     ],
 )
 @pytest.mark.parametrize("rank", [0, 1])
@@ -128,29 +115,21 @@ def test_only_hydras_defaults_change(
     monkeypatch: pytest.MonkeyPatch,
     config: str,
     overrides: list[str],
-    run_dir: str,
-    sweep_dir: str,
+    dirs: list[str],
     rank: int,
 ) -> None:
     """What a project's config, or the command line, says of its output directory counts: it may resume there."""
-    from hydra import compose, conf, initialize_config_dir
+    from hydra import compose, initialize_config_dir
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
 
-    assert conf
     Plugins.instance()  # they have defaults, too
     monkeypatch.setattr(ConfigStore.instance(), "repo", copy.deepcopy(ConfigStore.instance().repo))
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     (tmp_path / "config.yaml").write_text(config)
-    (tmp_path / "hydra/output").mkdir(parents=True)
-    (tmp_path / "hydra/output/mine.yaml").write_text(
-        "# @package hydra\nrun: {dir: mine/run}\nsweep: {dir: mine/sweep}\n"
-    )
     set_defaults(SimpleNamespace(world_rank=rank, get_trial_dir=lambda: str(tmp_path)))  # type: ignore[arg-type]
     with initialize_config_dir(str(tmp_path), version_base=None):
         found = compose("config", overrides, return_hydra_config=True).hydra
-    ours = f"{tmp_path}/hydra"
-    assert found.run.dir == run_dir.replace("OURS", ours)
-    assert found.sweep.dir == sweep_dir.replace("OURS", ours)
+    assert [found.run.dir, found.sweep.dir] == [path.replace("OURS", f"{tmp_path}/hydra") for path in dirs]
     assert found.output_subdir == (None if rank else ".hydra")
     assert found.runtime.choices["hydra/job_logging"] == ("stdout" if rank else "default")

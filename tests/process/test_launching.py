@@ -208,27 +208,3 @@ def test_a_preload_that_initialises_cuda_means_fresh_interpreters(
     expected = {"own": not forks, "imported with": "1" if forks else None, "trains with": None}
     assert reported(result.path) == [expected]
     assert ("an imported module initialised CUDA" in capsys.readouterr().err) is not forks
-
-
-def test_workers_do_not_clean_up_after_a_preload_but_after_themselves(
-    fit: Fit, install: Callable[[str, str], int], tmp_path: Path
-) -> None:
-    """A worker's copy of an object of the forkserver must not delete what the next worker needs."""
-    cleaned = tmp_path / "cleaned"
-    cleaned.mkdir()
-    install(
-        "tidy_package",
-        "import os, pathlib, weakref\n"
-        "class Tidy:\n"
-        "    def __init__(self, name):\n"
-        f"        weakref.finalize(self, pathlib.Path({str(cleaned)!r}, name).touch)\n"
-        "SHARED = Tidy('preload')\n",
-    )
-
-    def train() -> None:
-        import tidy_package
-
-        tidy_package.own = tidy_package.Tidy(f"rank {distrain.get_context().get_world_rank()}")
-
-    fit(train, workers=2)
-    assert sorted(path.name for path in cleaned.iterdir()) == ["rank 0", "rank 1"]

@@ -143,11 +143,8 @@ def test_an_error_is_one_screen_that_names_cells(shown: dict[str, Cell]) -> None
     assert [line for line in said if "; waiting up to " not in line] == []  # one rank may fail first
 
 
-def test_without_workers_cells_have_their_names_too(shown: dict[str, Cell]) -> None:
+def test_without_workers_cells_have_their_names_and_errors_can_be_pickled(shown: dict[str, Cell]) -> None:
     assert '    File "Cell In[2]", line 2, in divide' in shown["failure in this process"].error
-
-
-def test_an_error_can_be_pickled(shown: dict[str, Cell]) -> None:
     assert "<class 'distrain.errors.WorkerGroupError'>" in shown["pickled error"].text()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import distrain
 from distrain.api import current
@@ -16,38 +16,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def function(config: dict[str, Any]) -> Any:
-
+def train() -> dict[int, int]:
     session, context = current.session, distrain.get_context()
     assert session is not None
     start = session.positions_at_start("train")
     steps = [0]
     session.positions["train"] = lambda: {"step": steps[0], "of": min(context.get_world_rank(), 2)}
-    if not start or not config["once"]:
+    if not start:
         for _ in range(2):
             steps[0] += 1
             distrain.report({}, Checkpoint.from_dict({"x": 1}))
             distrain.report({})
-        assert session.positions_at_start("train") == start
-    if config.get("kill") and not start:
         barrier()  # a slow rank has brought its checkpoints, too
         os.kill(os.getpid(), signal.SIGKILL)
     return {rank: position["step"] for rank, position in start.items()}
 
 
-def fit(storage: Path, workers: int, **config: Any) -> distrain.Result:
-    return DataParallelTrainer(
-        function,
-        train_loop_config={"once": True, **config},
-        scaling_config=distrain.ScalingConfig(num_workers=workers),
-        run_config=distrain.RunConfig(
-            name="run", storage_path=storage, failure_config=distrain.FailureConfig(max_failures=1)
-        ),
-    ).fit()
-
-
 def test_positions_travel_with_the_checkpoint(storage: Path) -> None:
-    result = fit(storage, 4, kill=True)
+    result = DataParallelTrainer(
+        train,
+        scaling_config=distrain.ScalingConfig(num_workers=4),
+        run_config=distrain.RunConfig(storage_path=storage, failure_config=distrain.FailureConfig(max_failures=1)),
+    ).fit()
     assert result.return_value == {0: 2, 1: 2, 2: 2}
     assert result.checkpoint is not None
     stored = result.checkpoint.get_metadata()[POSITIONS]

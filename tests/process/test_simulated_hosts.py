@@ -43,11 +43,3 @@ def test_300_hosts_train_store_a_checkpoint_lose_a_host_and_stop(tmp_path: Path)
     reached_again = " ".join(re.findall("trying to reach .*", printed))  # one line if both are lost at the same time
     assert len(set(re.findall(r"host\d+", reached_again))) == 2, printed
     assert "restart 1 of 3, from" in printed
-
-
-def test_too_few_open_files_are_noticed_before_any_host_is_connected(tmp_path: Path) -> None:
-    result, printed = simulate(tmp_path, "--hosts", 300, "--workers-per-host", 1, open_files=(256, 512))
-
-    assert result["ended_by"].startswith("ResourcesError: this process needs 9"), printed
-    assert "may have 512" in result["ended_by"]
-    assert list(result["phases"]) == ["stop"]

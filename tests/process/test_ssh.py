@@ -20,7 +20,6 @@ from distrain import (
     Result,
     RunConfig,
     ScalingConfig,
-    WorkerGroupError,
     __version__,
 )
 from distrain.coordinator.connection.transport import CommandTransport
@@ -137,21 +136,6 @@ def fit_on(hosts: Sequence[CommandTransport], storage: Path, function: Callable[
         RunConfig(storage_path=storage, **run),
         transports=hosts,
     )
-
-
-def test_a_failure_on_one_host_ends_the_other_too(tmp_path: Path, storage: Path) -> None:
-    def train() -> None:
-        (tmp_path / f"in-{distrain.get_context().get_world_rank()}").touch()
-        while len(list(tmp_path.glob("in-*"))) < 3:
-            time.sleep(0.001)
-        if distrain.get_context().get_world_rank() == 2:
-            os._exit(9)
-        time.sleep(1000)
-
-    with pytest.raises(WorkerGroupError) as raised:
-        fit_on(two_hosts(tmp_path), storage, train)
-    assert str(raised.value).startswith("rank 2 on second: exited with code 9")
-    assert raised.value.exit_code == 9
 
 
 def test_a_restart_while_another_host_is_still_starting(tmp_path: Path, storage: Path) -> None:

@@ -19,7 +19,6 @@ from distrain.trackers import Mlflow, Report, TrackedRun, Tracker, Wandb
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
 
     from tests.process.conftest import Fit
 
@@ -104,13 +103,12 @@ class ExitingAtStart(Tracker):
         sys.exit("no key")
 
 
-@pytest.mark.parametrize("workers", [2, 0])
 def test_a_tracker_has_every_step_once_in_spite_of_restarts_and_others_that_fail(
-    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = {"place": str(tmp_path), "lr": 0.1}
     trackers = [Failing(), ExitingAtStart(), Lines()]
-    run = fit(train, config, workers=workers, trackers=trackers, failure_config=TWICE).path
+    run = fit(train, config, trackers=trackers, failure_config=TWICE).path
     assert len(list(tmp_path.glob("failed-*"))) == 2
     assert lines_of(run) == ["start 0.1", *REPORTED, "finished"]
     shown = capsys.readouterr().err
@@ -121,15 +119,13 @@ def test_a_tracker_has_every_step_once_in_spite_of_restarts_and_others_that_fail
     assert "no network" in Path(run, "logs", "trackers.log").read_text()
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("workers", [2, 0])
 def test_a_tracker_that_hangs_does_not_keep_the_run(
-    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, workers: int
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observers, "_NOTICE_AFTER_S", 0.5)
     monkeypatch.setattr(observers, "_LONGEST_WAIT_S", 2.0)
     config = {"place": str(tmp_path), "lr": 0.1}
-    run = fit(train, config, workers=workers, trackers=[Hanging(), Lines()], failure_config=TWICE).path
+    run = fit(train, config, workers=0, trackers=[Hanging(), Lines()], failure_config=TWICE).path
     assert lines_of(run)[-1] == "finished"
     shown = capsys.readouterr().err
     assert shown.count("waiting for the tracker hanging; Ctrl-C ends the waiting") == 1
@@ -139,29 +135,16 @@ def test_a_tracker_that_hangs_does_not_keep_the_run(
 # -- the other trackers, read back by their own libraries ------------------------------------------------------------
 
 
-@pytest.fixture
-def thrice(fit: Fit, tmp_path: Path) -> Callable[..., Path]:
-    """Run until success in three fit(): with two restarts of the run."""
-
-    def run(tracker: Tracker) -> Path:
-        config = {"place": str(tmp_path), "lr": 0.1}
-        for _ in range(2):
-            with pytest.raises(WorkerGroupError):
-                fit(train, config, name="run", trackers=[tracker])
-        return Path(fit(train, config, name="run", trackers=[tracker]).path)
-
-    return run
-
-
 @pytest.mark.filterwarnings("ignore")  # those of MLflow and SQLAlchemy
-def test_mlflow_has_every_step_once(
-    thrice: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_has_every_step_once(fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not find_spec("mlflow"):
         pytest.skip("needs mlflow")
     monkeypatch.chdir(tmp_path)  # MLflow writes artifacts there
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    thrice(Mlflow(tracking_uri=uri, experiment="mnist", tags={"mine": "1"}, checkpoints=True))
+    tracker, config = Mlflow(tracking_uri=uri, experiment="mnist", tags={"mine": "1"}, checkpoints=True), {"lr": 0.1}
+    with pytest.raises(WorkerGroupError):
+        fit(train, {**config, "place": str(tmp_path)}, name="run", trackers=[tracker])
+    fit(train, {**config, "place": str(tmp_path)}, name="run", trackers=[tracker], failure_config=TWICE)
     found = _output(READ_MLFLOW, uri)
     assert [tuple(point) for point in found["points"]] == EXPECTED
     assert (found["status"], found["name"], found["lr"], found["mine"]) == ("FINISHED", "run", "0.1", "1")
@@ -180,14 +163,13 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize("workers", [2, 0])
-def test_wandb_has_every_step_once(fit: Fit, tmp_path: Path, workers: int) -> None:
+def test_wandb_has_every_step_once(fit: Fit, tmp_path: Path) -> None:
     """Offline, where each fit() has a file of its own."""
     if not find_spec("wandb"):
         pytest.skip("needs wandb")
     config = {"place": str(tmp_path), "lr": 0.1}
     tracker = Wandb(project="mnist", mode="offline", checkpoints=True)
-    run = Path(fit(train, config, workers=workers, trackers=[tracker], failure_config=TWICE).path)
+    run = Path(fit(train, config, trackers=[tracker], failure_config=TWICE).path)
     import_module("wandb").teardown()  # it ends its process only when ours exits
     [file] = (run / "trackers" / "wandb").glob("offline-run-*/*.wandb")
     points = _output(READ_WANDB, str(file))

@@ -19,13 +19,12 @@ import pytest
 import distrain
 from distrain import Result, WorkerGroupError
 from distrain.coordinator.connection import resting_agents
-from tests.process.conftest import Fit, log_of, reported
+from tests.process.conftest import Fit, log_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
-AT_ONCE = 5
 
 
 def open_fds() -> list[str]:
@@ -92,20 +91,6 @@ def test_fit_works_in_a_forked_child(fit: Fit) -> None:
     assert child.exitcode == 7
 
 
-def test_a_low_limit_of_open_files_is_no_limit_to_workers(storage: Path) -> None:
-    script = """
-import resource, sys
-import distrain
-def train():
-    distrain.report({"limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0]})
-resource.setrlimit(resource.RLIMIT_NOFILE, (48, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-run = distrain.RunConfig(storage_path=sys.argv[1], name="run")
-distrain.DataParallelTrainer(train, scaling_config=distrain.ScalingConfig(num_workers=8), run_config=run).fit()
-"""
-    subprocess.run([sys.executable, "-c", script, str(storage)], check=True, timeout=60)
-    assert reported(str(storage / "run")) == [{"limit": 48}] * 8
-
-
 def test_large_configs_and_return_values_arrive(any_fit: Fit) -> None:
     data = os.urandom(20_000_000)
     assert any_fit(lambda config: config["data"], {"data": data}).return_value == data
@@ -130,53 +115,3 @@ distrain.DataParallelTrainer(train, run_config=run).fit()
     assert Result.from_path(tmp_path / "run").metrics == {"done": 1}
     assert log_of(tmp_path / "run", 0) == "hello\nerror\n"
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
-
-
-MEET = """
-import os, sys, time
-from pathlib import Path
-import distrain
-def train():
-    place = Path(sys.argv[1])
-    (place / f"run-{sys.argv[2]}").touch()
-    while len(list(place.glob("run-*"))) < int(sys.argv[3]):
-        time.sleep(0.005)
-    distrain.report({"port": os.environ["MASTER_PORT"]})
-run = distrain.RunConfig(storage_path=Path(sys.argv[1], "runs"), name=f"run-{sys.argv[2]}")
-scaling = distrain.ScalingConfig(num_workers=2)
-distrain.DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit()
-"""
-
-
-def test_runs_started_at_once_do_not_collide(tmp_path: Path) -> None:
-    script = tmp_path / "meet.py"
-    script.write_text(MEET)
-    users = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path), str(number), str(AT_ONCE)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(AT_ONCE)
-    ]
-    for user in users:
-        said, _ = user.communicate(timeout=60)
-        assert user.returncode == 0, said
-    ports = [metrics["port"] for run in (tmp_path / "runs").iterdir() for metrics in reported(run, rank=0)]
-    assert len(set(ports)) == AT_ONCE
-
-
-def test_neither_coordinator_nor_agent_needs_torch(user_script: Script, tmp_path: Path, storage: Path) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    for name in ("torch", "pandas", "numpy", "IPython"):
-        (site / f"{name}.py").write_text(f"raise ImportError('{name} must not be imported')\n")
-    source = f"""
-import distrain
-run = distrain.RunConfig(storage_path={str(storage)!r})
-print(distrain.DataParallelTrainer(lambda: "no torch", run_config=run).fit().return_value)
-"""
-    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
-    completed = user_script(source, env={**os.environ, "PYTHONPATH": path})
-    assert completed.stdout == "no torch\n", completed.stderr

@@ -219,7 +219,7 @@ class StopsAtReport(distrain.UserCallback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train_until_stopped(config: dict[str, Any]) -> None:
+def train_until_stopped() -> None:
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -228,30 +228,22 @@ def train_until_stopped(config: dict[str, Any]) -> None:
         model = make_model(tf.keras)
         model.compile("sgd", "mse")
     try:
-        for epoch in range(10_000):
+        for epoch in range(2):
             model.fit(features, targets, batch_size=16, verbose=0)
-            if config["asks"] and distrain.should_stop():
-                print("stops after epoch", epoch)
-                return
-            if epoch < 3:
-                distrain.report({"epoch": epoch})
-            while epoch == 1 and not config["asks"]:
-                time.sleep(0.01)
+            distrain.report({"epoch": epoch})
+        while True:
+            time.sleep(0.01)
     finally:
         print("is unwound")
 
 
 @sampled
-@pytest.mark.parametrize("asks", [True, False])
-def test_a_stop_unwinds_the_training_function(fit: Fit, asks: bool) -> None:
-    """Although TensorFlow has a SIGTERM handler of its own. Who does not ask is interrupted between two fits: within
-    one, TensorFlow 2.21 itself crashed in one of fourteen runs."""
+def test_a_stop_unwinds_the_training_function(fit: Fit) -> None:
+    """Although TensorFlow has a SIGTERM handler of its own. It is interrupted between two fits: within one,
+    TensorFlow 2.21 itself crashed in one of fourteen runs."""
     with pytest.raises(distrain.PreemptionError) as raised:
-        fit(train_until_stopped, {"asks": asks}, callbacks=[StopsAtReport(2)])
+        fit(train_until_stopped, callbacks=[StopsAtReport(2)])
     assert "killed" not in str(raised.value)
     assert raised.value.result is not None
     logs = [log_of(raised.value.result.path, rank) for rank in (0, 1)]
     assert all("is unwound\n" in log for log in logs)
-    stops = [[line for line in log.splitlines() if line.startswith("stops after epoch")] for log in logs]
-    assert stops[0] == stops[1]
-    assert len(stops[0]) == asks
