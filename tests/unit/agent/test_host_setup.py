@@ -179,19 +179,6 @@ def test_a_host_that_sees_none_of_the_files_gets_copies(host: Host) -> None:
     assert Path(f"{host.mirror}{host.there}/empty").is_dir()
 
 
-def test_a_host_with_copies_keeps_to_them_when_the_project_appears(host: Host) -> None:
-    """Workers have the paths of the copies."""
-    host.hide()
-    host.bring(host.question())
-    host.elsewhere.rename(host.there)
-    (host.there / "train.py").write_text("newer")
-    host.files = [host._shipped("train.py")]
-    host.elsewhere = host.there
-    host.bring(host.question())
-    assert Path(f"{host.mirror}{host.there}/train.py").read_text() == "newer"
-    assert not Path(f"{host.mirror}{host.there}/package/model.py").exists()
-
-
 def test_paths_of_the_project_become_paths_of_the_copies(host: Host) -> None:
     host.hide()
     host.bring(host.question())
@@ -336,17 +323,3 @@ def test_a_checkpoint_is_deleted_unless_a_worker_reads_it(host: Host) -> None:
     assert not folder.exists()
     host.setup.delete_checkpoints([str(folder)])  # it is gone
     host.settle()
-
-
-def test_at_the_end_only_what_other_runs_may_need_is_left(host: Host) -> None:
-    host.hide()
-    shutil.rmtree(host.storage)
-    answer = host.bring(host.of_storage())
-    (Path(answer.checkpoints) / "checkpoint_1").mkdir()
-    run = host.cache / "runs" / PLACE
-    assert run.is_dir()
-    host.settle()
-    host.setup.end()
-    assert not run.exists()
-    assert len(list((host.cache / "projects").iterdir())) == 1
-    host.setup.end()  # harmless when done twice

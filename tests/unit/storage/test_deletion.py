@@ -12,7 +12,6 @@ import pytest
 from distrain.cli.main import run_main
 from distrain.errors import StorageError
 from distrain.storage.run_lock import LocalLock, RemoteLock
-from distrain.storage.runs import deletion
 from distrain.storage.runs.deletion import delete_run
 from distrain.storage.runs.listing import list_runs, run_at
 from distrain.system.remote_path import RemotePath
@@ -99,22 +98,6 @@ def test_a_run_that_was_continued_since_it_was_listed_is_left(storage: Path) -> 
     with pytest.raises(StorageError, match="changed meanwhile"):
         delete_run(listed, before)
     assert (storage / "failed" / "run.json").exists()
-
-
-def test_what_a_killed_deletion_leaves_is_a_run_that_the_next_one_deletes(
-    storage: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (storage / "failed" / "checkpoint_000000").mkdir()
-
-    def die(folder: Path) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(deletion.shutil, "rmtree", die)
-        assert clean(str(storage), "--failed", "--yes") == 130
-    assert "failed" in {run.state for run in list_runs(storage)}
-    assert clean(str(storage), "--failed", "--yes") == 0
-    assert left(storage) == ALL - {"failed"}
 
 
 def test_a_link_to_a_run_and_a_run_given_as_storage_are_left(storage: Path, tmp_path: Path) -> None:

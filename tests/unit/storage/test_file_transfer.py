@@ -54,16 +54,6 @@ def test_hashing_ends_early_when_nobody_needs_it_any_more(source: Path, monkeypa
         hash_files(source, ["deep/file"], is_needed=lambda: next(needed, False))
 
 
-def test_many_files_are_copied_in_their_order(tmp_path: Path) -> None:
-    names = [f"{number % 7}/{number}" for number in range(100)]
-    for name in names:
-        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "source" / name).write_text(name)
-    told = store_files(tmp_path / "source", tmp_path / "target", names)
-    assert told == [(name, len(name), zlib.crc32(name.encode())) for name in names]
-    assert told == hash_files(tmp_path / "target", names) == store_files(*2 * [tmp_path / "target"], names)
-
-
 def in_small_steps(reader: int, writer: int, count: int, start: int, at: int) -> int:
     return os.pwrite(writer, os.pread(reader, min(700_000, count), start), at)
 
@@ -128,18 +118,6 @@ def test_a_copy_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "copy_file_range", full)
     with pytest.raises(OSError, match="No space left"):
         copied(tmp_path, tmp_path / "target")
-
-
-def test_a_copy_that_cannot_be_read_again_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(fd: int, buffers: Any, offset: int) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-    (tmp_path / "source").write_bytes(b"1")
-    monkeypatch.setattr(os, "preadv", broken)
-    with pytest.raises(OSError, match=r"Input/output error: .*target"):
-        copied(tmp_path, tmp_path / "target")
-    with pytest.raises(OSError, match=r"Input/output error: .*source"):
-        synced(tmp_path)
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,19 +45,6 @@ def test_a_run_that_says_running_is_killed_if_nobody_holds_its_lock(tmp_path: Pa
     assert states(tmp_path) == {"run": "running"}
     lock.release()
     assert states(tmp_path) == {"run": "killed"}
-
-
-def test_a_run_that_ends_while_it_is_read_is_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_run(tmp_path, "run", status="running")
-    real = fcntl.flock
-
-    def flock(fd: int, how: int) -> None:
-        make_run(tmp_path, "other")
-        os.replace(tmp_path / "other" / "run.json", run / "run.json")
-        real(fd, how)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    assert states(tmp_path)["run"] == "finished"
 
 
 def test_what_is_damaged_half_written_or_foreign_is_shown_as_such(tmp_path: Path) -> None:

@@ -86,19 +86,6 @@ def test_a_report_that_raises_keeps_no_other_one_back(loop: Loop, background: Ba
 # -- several threads ---------------------------------------------------------------------------------------------------
 
 
-def test_the_results_of_several_threads_come_in_the_order_of_the_items() -> None:
-    threads = set()
-
-    def square(number: int) -> int:
-        threads.add(threading.get_ident())
-        if number < 4:
-            wait_until(lambda: len(threads) == 4, what="four threads at once")
-        return number * number
-
-    assert in_threads(square, range(100), threads=4) == [number * number for number in range(100)]
-    assert in_threads(square, []) == []
-
-
 def test_an_error_in_one_of_several_threads_ends_the_others() -> None:
     done = []
 

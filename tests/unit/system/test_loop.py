@@ -72,20 +72,6 @@ def test_a_timer_may_cancel_another_one_that_is_due(loop: Loop) -> None:
     assert calls == ["one"]
 
 
-def test_a_timer_that_arms_itself_again_does_not_starve_the_descriptors(loop: Loop, pipe: tuple[int, int]) -> None:
-    calls: list[str] = []
-
-    def again() -> None:
-        loop.call_at("again", moment(), again)
-
-    again()
-    loop.on_readable(pipe[0], lambda: calls.append("data"))
-    os.write(pipe[1], b"data")
-    loop.step()
-    loop.step()
-    assert calls == ["data", "data"]
-
-
 def test_data_comes_before_a_timer_that_is_due(loop: Loop, pipe: tuple[int, int]) -> None:
     """A lease that seems to have run out while this process slept is renewed by what lies in the pipe."""
     calls: list[str] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -111,26 +110,6 @@ UNSHARE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-ch
 def test_nothing_is_killed_by_the_numbers_of_another_pid_namespace() -> None:
     done = subprocess.run([*UNSHARE, sys.executable, "-c", IN_A_NAMESPACE], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["False () [] [] [] None", "-9 None"]
-
-
-def limit_of_a_child() -> int:
-    """The soft limit on open files of a program that spawn() starts, seen some time after its start."""
-    child = process.spawn(["sh", "-c", "read line; ulimit -n"])
-    out, _ = child.communicate(b"now\n", timeout=10.0)
-    return int(out)
-
-
-def test_more_open_files_are_allowed_for_a_while_and_children_get_the_usual_limit() -> None:
-    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 500, hard))
-        with process.raised_fd_limit(1, soft - 300), process.raised_fd_limit(1, soft - 400):
-            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= soft - 300
-            assert limit_of_a_child() == soft - 500
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft - 500, hard)
-        assert limit_of_a_child() == soft - 500
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import sys
@@ -82,18 +81,6 @@ def test_a_filesystem_whose_package_is_missing_is_told_with_the_command_that_ins
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(OSError, match=r"^gs://bucket/run: gcsfs is not installed: pip install gcsfs$"):
         _ = RemotePath("gs://bucket/run").filesystem
-
-
-def test_a_part_of_the_local_filesystem_is_a_local_path_below_it(tmp_path: Path) -> None:
-    from pyarrow.fs import LocalFileSystem as ArrowsLocalFileSystem
-    from pyarrow.fs import SubTreeFileSystem
-
-    part, arrows = DirFileSystem(str(tmp_path), LocalFileSystem()), ArrowsLocalFileSystem()
-    for filesystem in (part, SubTreeFileSystem(str(tmp_path), arrows)):
-        for path in ("runs", "/runs", "runs/"):
-            assert locate(path, filesystem) == tmp_path / "runs"
-    assert locate("runs", DirFileSystem("deep", part)) == tmp_path / "deep" / "runs"
-    assert locate("runs", SubTreeFileSystem("deep", SubTreeFileSystem(str(tmp_path), arrows))) == tmp_path / "deep/runs"
 
 
 @pytest.mark.parametrize("name", ["exp::1", "r?x", "st*r", "[ab]", "deep/q?versionId=7"])
@@ -194,19 +181,6 @@ def test_what_another_try_cannot_change_is_not_tried_again(error: Exception) -> 
     with pytest.raises(kind, match=f"cannot write x/y: {type(error).__name__}: {error}"):
         RemotePath("x/y", moody).write_bytes(b"1")
     assert len(moody.moods) == 1
-
-
-def test_a_full_disk_is_known_at_once_and_named(tmp_path: Path) -> None:
-    class Full(MemoryFileSystem):  # type: ignore[misc]
-        tries = 0
-
-        def get_file(self, path: str, target: str, **options: Any) -> None:
-            type(self).tries += 1
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OSError, match=f"cannot write {tmp_path}/x from runs/x: OSError: .* No space left on device"):
-        RemotePath("runs", Full(), patience_s=1.0).get("x", tmp_path / "x")
-    assert Full.tries == 1
 
 
 def test_what_fails_for_good_names_the_url_and_the_cause() -> None:

@@ -150,22 +150,6 @@ def test_a_container_leaves_the_shared_memory_of_its_host_alone() -> None:
         assert not os.listdir(folder)
 
 
-def test_memory_goes_with_the_directory_of_its_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISTRAIN_SCRATCH", "")
-    held, abandoned, elsewhere = scratch.claim(), claim_in_a_child(), claim_in_a_child()
-    twins = [scratch.memory_directory(path) for path in (held, abandoned, elsewhere)]
-    for twin in twins:
-        assert twin is not None
-        assert twin.stat().st_mode & 0o777 == 0o700
-        (twin / "rank_0").mkdir()
-    os.rmdir(elsewhere)  # such as after a restart of the machine, or with another TMPDIR
-    scratch.remove_abandoned()
-    assert [twin is not None and twin.exists() for twin in twins] == [True, False, False]
-    scratch.remove(held)
-    assert twins[0] is not None
-    assert not twins[0].exists()
-
-
 def test_memory_is_not_shared_with_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another user may see the name in the temporary directory, and make the twin first."""
     monkeypatch.setenv("DISTRAIN_SCRATCH", "")

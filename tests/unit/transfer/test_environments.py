@@ -156,14 +156,6 @@ def test_without_uv_and_without_that_python_it_says_what_to_install(folder: Path
         make(folder, python="3.99")
 
 
-def test_this_interpreter_is_used_if_it_has_the_version(folder: Path, fake_uv: FakeUv) -> None:
-    log = fake_uv("")
-    make(folder)
-    assert log.read_text().startswith(f"venv --python {sys.executable} {folder}")
-    make(folder, python="3.99")
-    assert f"venv --python 3.99 {folder}" in log.read_text()
-
-
 # -- two at once, and deaths -----------------------------------------------------------------------------------------
 
 

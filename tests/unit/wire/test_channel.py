@@ -134,18 +134,6 @@ def test_what_is_queued_is_written_before_the_channel_closes(loop: Loop, pair: P
     assert messages(pair.far.drain()) == [wire.Ping(), wire.Close()]
 
 
-def test_paused_reading_leaves_the_frames_in_the_kernel(loop: Loop, pair: Pair) -> None:
-    listener = Listener(loop, pair.near)
-    pair.near.pause_reading()
-    pair.far.send(wire.Ping())
-    loop.call_in("turn", 0.01, loop.stop)
-    loop.run()
-    assert listener.heard == []
-    pair.near.resume_reading()
-    loop.step()
-    assert listener.heard == [wire.Ping()]
-
-
 def test_garbage_ends_the_stream_of_a_loop_instead_of_the_loop(loop: Loop, pair: Pair) -> None:
     """A host that does not speak our protocol is a lost host; the loop must live to say so."""
     listener = Listener(loop, pair.near)

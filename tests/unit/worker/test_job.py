@@ -234,18 +234,6 @@ def test_modules_that_the_pickle_names_are_found() -> None:
     assert modules_of(function) == ["pytest"]
 
 
-def test_what_a_users_module_has_in_its_namespace_is_found(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package(installed, "fake_framework", "class Layer: ...")
-    package(tmp_path, "user_model", "import fake_framework\ndef train(): ...")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    user_model = importlib.import_module("user_model")
-    assert modules_of(user_model.train) == ["fake_framework"]
-    for name in ("user_model", "fake_framework"):
-        sys.modules.pop(name)
-
-
 def test_a_users_file_is_never_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package(tmp_path, "fake_framework")
     monkeypatch.syspath_prepend(str(tmp_path))

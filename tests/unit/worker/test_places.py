@@ -38,23 +38,6 @@ def test_a_forked_child_switches_threads_as_usual_and_can_nap() -> None:
     assert sys.getswitchinterval() == usual
 
 
-def test_the_users_code_sees_and_keeps_the_switch_interval_that_it_has_set() -> None:
-    get_switch_s, set_switch_s = places.SWITCH_FUNCTIONS
-    usual = get_switch_s()
-    thread = threading.Thread(target=places.nap, args=(0.2,))
-    thread.start()
-    while sys.getswitchinterval() == usual:
-        time.sleep(0.001)
-    try:
-        assert get_switch_s() == usual
-        set_switch_s(0.02)
-        places.nap(0.01)
-        assert get_switch_s() == pytest.approx(0.02)
-    finally:
-        set_switch_s(usual)
-    thread.join()
-
-
 def test_the_users_code_may_switch_the_garbage_collector_off_and_on_at_any_time() -> None:
     usual = gc.get_threshold()
     with places.no_collection():

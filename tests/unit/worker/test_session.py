@@ -216,27 +216,6 @@ def test_a_checkpoint_is_announced_then_copied_as_ordered(worker: Worker, folder
     assert os.listdir(tmp_path / "staging") == ["rng-1.bin"]
 
 
-def test_get_checkpoint_waits_until_what_was_reported_is_committed(worker: Worker, tmp_path: Path) -> None:
-    distrain.report({})
-    asked = []
-
-    def coordinate() -> None:
-        """Commit what another rank has brought."""
-        while wire.AskCheckpointList not in map(type, asked):
-            asked.extend(frame.message() for frame in worker.coordinator.wait())
-        worker.commits(1, tmp_path, has_files=False)
-        worker.lists_checkpoints()
-
-    thread = threading.Thread(target=coordinate)
-    thread.start()
-    first = distrain.get_checkpoint()
-    thread.join()
-    assert asked[-1].synced
-    assert first is not None
-    assert distrain.get_checkpoint() is first  # without a question, as nothing was reported since
-    assert worker.said() == []
-
-
 def test_a_path_is_no_checkpoint_and_the_fix_is_named(worker: Worker, folder: Path) -> None:
     with pytest.raises(TypeError, match=r"Checkpoint\.from_directory\(path\)"):
         distrain.report({}, str(folder))  # type: ignore[arg-type]
@@ -345,15 +324,6 @@ def test_local_files_stay_until_they_are_committed_and_the_rank_is_done(
     assert sorted(os.listdir(tmp_path / "target")) == ["model.pt", "rng-1.bin"]
 
 
-def test_local_files_that_could_not_be_stored_stay(worker: Worker, folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "target").write_text("no directory")
-    with pytest.raises(OSError, match="target"):
-        report_and_delete(worker, folder, tmp_path / "target")
-    assert worker.said()[-1].failed
-    worker.session.wait_for_commits()  # for nothing
-    assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
-
-
 def test_a_directory_that_is_reported_again_is_not_deleted_for_the_first_report(
     worker: Worker, folder: Path, tmp_path: Path
 ) -> None:
@@ -453,23 +423,6 @@ def test_a_signal_handler_within_report_gets_an_error_instead_of_waiting_for_eve
     assert type(error) is RuntimeError
     assert str(error).startswith(f"{name} was called while report() runs in the same thread")
     assert [type(message) for message in line.sent] == [wire.Reported]
-
-
-@pytest.mark.parametrize(
-    ("call", "error"), [(distrain.get_checkpoint, None), (lambda: distrain.report({}), RuntimeError)]
-)
-def test_a_signal_handler_within_get_checkpoint_does_not_wait_for_it(
-    monkeypatch: pytest.MonkeyPatch, worker: Worker, call: Any, error: Any
-) -> None:
-    line = InterruptedLine()
-    line.handler, line.in_receive = call, True
-    monkeypatch.setattr(current, "session", Session(line, worker.session.context, Checkpoint("/known")))
-    distrain.get_checkpoint()  # the first call only returns what the attempt started from
-    checkpoint = distrain.get_checkpoint()
-    assert checkpoint is not None
-    assert checkpoint.path == "/known"
-    assert [type(heard) for heard in line.heard] == ([error] if error else [])
-    distrain.report({})  # nothing is held any more
 
 
 # -- outside ---------------------------------------------------------------------------------------------------------
