@@ -127,31 +127,16 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
 
 def spec(directory: Path | str, *sys_path: str | None, **environment: str) -> wire.WorkerSpec:
     return wire.WorkerSpec(
-        attempt=0,
-        rank=0,
-        context={"world_rank": 0},
-        environment=environment,
-        defaults={},
-        checkpoint=None,
-        directory=str(directory),
-        sys_path=list(sys_path),
-        argv=["train.py"],
-        vitals_s=10.0,
-    )
+        attempt=0, rank=0, context={"world_rank": 0}, environment=environment, defaults={}, checkpoint=None,
+        directory=str(directory), sys_path=list(sys_path), argv=["train.py"], vitals_s=10.0,
+    )  # fmt: skip
 
 
 def prepare(directory: Path | str, **environment: str) -> wire.Prepare:
     return wire.Prepare(
-        start_method="fork",
-        preload=[],
-        environment=environment,
-        python_flags=[],
-        directory=str(directory),
-        lease_s=1.0,
-        is_local=False,
-        workers=1,
-        body=b"",
-    )
+        start_method="fork", preload=[], environment=environment, python_flags=[], directory=str(directory),
+        lease_s=1.0, is_local=False, workers=1, body=b"",
+    )  # fmt: skip
 
 
 # -- the user's files ------------------------------------------------------------------------------------------------

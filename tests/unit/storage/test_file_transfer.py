@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +21,7 @@ from tests.conftest import CHANGES, REFUSED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -126,19 +126,6 @@ def test_the_crc_of_two_texts_is_that_of_both_together(first: bytes, second: byt
 
 
 # -- local files -----------------------------------------------------------------------------------------------------
-
-
-def test_a_relative_path_means_the_same_after_a_change_of_directory(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    files = LocalFiles(Path("source"))
-    other = tmp_path / "other"
-    (other / "source").mkdir(parents=True)
-    monkeypatch.chdir(other)
-    files.delete()
-    assert (other / "source").exists()
-    assert not source.exists()
 
 
 def test_a_file_that_was_changed_or_added_since_stays_and_the_others_go(source: Path) -> None:

@@ -45,20 +45,6 @@ def test_work_is_done_in_order_and_reported_in_the_loops_thread(loop: Loop, back
     assert done == [(number, False, True) for number in range(100)]
 
 
-def test_an_error_of_the_work_is_reported(loop: Loop, background: Background) -> None:
-    error = OSError("no space")
-
-    def work() -> None:
-        raise error
-
-    failed: list[OSError] = []
-    background.do(work, None, failed.append)
-    background.do(lambda: 1, lambda _: None)
-    while background.pending:
-        loop.step()
-    assert failed == [error]
-
-
 def test_without_a_loop_work_is_done_at_once() -> None:
     background, done = Background(None, "test"), []
     background.do(lambda: 7, done.append)

@@ -14,30 +14,6 @@ import pytest
 from distrain.system import process
 from tests.conftest import wait_until
 
-
-def test_a_group_is_left_alone_when_its_leader_is_reaped() -> None:
-    """Its number may be another group's by then."""
-    command = ["sh", "-c", "sleep 1000 > /dev/null & echo $!"]
-    leader = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
-    member = psutil.Process(int(leader.communicate()[0]))
-    process.kill_group(leader.pid, signal.SIGKILL)
-    assert member.is_running()
-    os.killpg(leader.pid, signal.SIGKILL)
-    member.wait(5.0)
-
-
-def test_a_sweep_finds_also_what_has_given_away_its_environment() -> None:
-    """As long as what is above it has not."""
-    run_id = f"swept-{os.getpid()}"
-    command = ["sh", "-c", "env -i sleep 1000 & echo $!; wait"]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, process.RUN_IDS: run_id})
-    assert parent.stdout is not None
-    with parent.stdout:
-        child = int(parent.stdout.readline())
-    assert sorted(process.sweep(run_id)) == sorted([parent.pid, child])
-    parent.wait()
-
-
 HAS_TRACKER = """
 import subprocess, sys, time
 from multiprocessing import shared_memory

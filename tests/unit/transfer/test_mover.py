@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -28,7 +27,7 @@ from distrain.wire.shipped_file import ShippedFile
 from tests.conftest import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 SERVER = process.bootstrap_argv("stream-server")
 
@@ -239,30 +238,9 @@ def test_a_host_reads_on_after_an_error_so_that_it_can_name_it(tmp_path: Path, m
 # -- streams that end ------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def stuck(order: Callable[[], object], reached: Callable[[], bool]) -> Iterator[list[object]]:
-    """Carry out an order in another thread, and wait for a place in the middle of it. Yield what it returns."""
-    answers: list[object] = []
-    thread = threading.Thread(target=lambda: answers.append(order()))
-    thread.start()
-    wait_until(reached, what="the middle of the order")
-    yield answers
-    thread.join(20)
-    assert not thread.is_alive()
-
-
 def is_arriving(folder: Path, size: int) -> bool:
     """Return whether a file of about this size is where files are until all have arrived."""
     return any(path.stat().st_size > size - (2 << 20) for path in Path(staging_for(folder)).glob(".new-*/*"))
-
-
-def opens_pipe(path: Path) -> bool:
-    """Return whether somebody waits for a writer of a named pipe, and end the waiting."""
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
-    except OSError:
-        return False
-    return True
 
 
 def staging_for(folder: Path) -> str:
@@ -291,19 +269,14 @@ def test_an_order_is_carried_out_again_after_its_connection_has_broken(
     assert fetch(mover, tmp_path / "source", tmp_path / "target", ["a"]).failed is None
 
 
-def test_a_stream_that_is_killed_fails_its_order_only(tmp_path: Path, streams: list[Stream]) -> None:
-    mover = Mover(as_ssh("echo Welcome; echo the network is down >&2"))
-    large = written(tmp_path / "here" / "a", bytes(9_000_000))
-    os.mkfifo(tmp_path / "here" / "pipe")  # reading it, the mover waits
-    there, root = tmp_path / "there", tmp_path / "here"
-    blocked = [file_at(large), file_at(root / "pipe")]
-    with stuck(lambda: deliver(mover, there, root, blocked), lambda: is_arriving(there, 9_000_000)) as answers:
-        streams[0]._process.kill()
-        wait_until(lambda: answers or opens_pipe(root / "pipe"), what="the end of the order")
-    assert answers == ["the connection for files has ended (exit code -9): the network is down"]
-    assert not there.exists()
-    assert deliver(mover, there, root, blocked[:1]) is None
-    assert len(streams) == 2
+def test_what_ssh_says_is_in_the_answer(tmp_path: Path) -> None:
+    mover = Mover(["sh", "-c", "echo 'no python here'; echo 'Permission denied' >&2; exit 255"])
+    failed = str(fetch(mover, tmp_path, tmp_path / "target", []).failed)
+    assert failed.startswith("the connection for files has ended (exit code 255): Permission denied; what could")
+    mover = Mover(["sh", "-c", "echo 'no python here'; exit 127"])
+    assert "(exit code 127): no python here" in str(deliver(mover, tmp_path / "there", tmp_path, []))
+    mover = Mover(["/no/such/ssh"])
+    assert "No such file or directory: '/no/such/ssh'" in str(deliver(mover, tmp_path / "there", tmp_path, []))
 
 
 def test_contents_that_were_damaged_on_the_way_are_noticed(

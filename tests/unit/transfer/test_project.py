@@ -137,17 +137,6 @@ def test_own_directories_are_those_of_sys_path_and_scripts(tmp_path: Path) -> No
     assert project.folders == tuple(str(tmp_path / name) for name in ("lib", "script", "work", "work/nested"))
 
 
-def test_what_belongs_to_the_interpreter_stays(tmp_path: Path, plain: Path) -> None:
-    places = ["env/lib/python3/site-packages", "env/lib/python3/site-packages/x", "dist-packages", "home/.ipython"]
-    write(tmp_path, *(f"{place}/a.py" for place in places), "python311.zip")
-    write(plain, "b.py")
-    theirs = [str(tmp_path / place) for place in [*places, "python311.zip"]]
-    standard = [os.path.dirname(os.__file__), os.path.dirname(sys.executable)]
-    project = find(plain, sys_path=[*standard, *theirs, ""], targets=[f"{tmp_path}/dist-packages/a.py"])
-    assert names(project, tmp_path) == ["dist-packages/a.py", "plain/b.py"]
-    assert project.folders == (str(plain),)
-
-
 @pytest.mark.parametrize("place", ["home", "above home", "temporary files"])
 def test_only_modules_directly_in_a_place_that_holds_more_than_a_project(
     place: str, home: Path, plain: Path, monkeypatch: pytest.MonkeyPatch

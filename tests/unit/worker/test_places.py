@@ -65,20 +65,12 @@ def _meets() -> None:
     json.wanted  # type: ignore[attr-defined]
 
 
-def _decorated(function: Callable[[], None]) -> Callable[[], None]:
-    return functools.wraps(function)(eval("lambda: None", {}))
-
-
 class Helper:
     def method(self) -> None:
         _meets()
 
-    @property
-    def attribute(self) -> None:
-        _meets()
 
-
-helper, part, bound, wrapped = Helper(), functools.partial(_meets), Helper().method, _decorated(_meets)
+helper, part = Helper(), functools.partial(_meets)
 
 
 def calls_a_function() -> set[str]:
@@ -91,14 +83,6 @@ def calls_a_method_of_an_object() -> set[str]:
 
 def calls_a_part() -> set[str]:
     return _names() if places else part()  # type: ignore[return-value, func-returns-value]
-
-
-def calls_a_bound_method() -> set[str]:
-    return _names() if places else bound()  # type: ignore[return-value, func-returns-value]
-
-
-def calls_a_wrapped_function() -> set[str]:
-    return _names() if places else wrapped()  # type: ignore[return-value, func-returns-value]
 
 
 def calls_in_a_nested_function() -> set[str]:
@@ -118,7 +102,7 @@ def _with_closure(function: Callable[[], Any]) -> Callable[[], set[str]]:
 @pytest.mark.parametrize(
     "function",
     [
-        calls_a_function, calls_a_method_of_an_object, calls_a_part, calls_a_bound_method, calls_a_wrapped_function,
+        calls_a_function, calls_a_method_of_an_object, calls_a_part,
         calls_in_a_nested_function, _with_closure(_meets), _with_closure(helper.method), _with_closure(part),
     ],
 )  # fmt: skip
