@@ -127,31 +127,16 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
 
 def spec(directory: Path | str, *sys_path: str | None, **environment: str) -> wire.WorkerSpec:
     return wire.WorkerSpec(
-        attempt=0,
-        rank=0,
-        context={"world_rank": 0},
-        environment=environment,
-        defaults={},
-        checkpoint=None,
-        directory=str(directory),
-        sys_path=list(sys_path),
-        argv=["train.py"],
-        vitals_s=10.0,
-    )
+        attempt=0, rank=0, context={"world_rank": 0}, environment=environment, defaults={}, checkpoint=None,
+        directory=str(directory), sys_path=list(sys_path), argv=["train.py"], vitals_s=10.0,
+    )  # fmt: skip
 
 
 def prepare(directory: Path | str, **environment: str) -> wire.Prepare:
     return wire.Prepare(
-        start_method="fork",
-        preload=[],
-        environment=environment,
-        python_flags=[],
-        directory=str(directory),
-        lease_s=1.0,
-        is_local=False,
-        workers=1,
-        body=b"",
-    )
+        start_method="fork", preload=[], environment=environment, python_flags=[], directory=str(directory),
+        lease_s=1.0, is_local=False, workers=1, body=b"",
+    )  # fmt: skip
 
 
 # -- the user's files ------------------------------------------------------------------------------------------------
@@ -177,19 +162,6 @@ def test_a_host_that_sees_none_of_the_files_gets_copies(host: Host) -> None:
         assert digest_of(copy, file.size) == file.digest
         assert copy.stat().st_mtime_ns == file.mtime_ns
     assert Path(f"{host.mirror}{host.there}/empty").is_dir()
-
-
-def test_a_host_with_copies_keeps_to_them_when_the_project_appears(host: Host) -> None:
-    """Workers have the paths of the copies."""
-    host.hide()
-    host.bring(host.question())
-    host.elsewhere.rename(host.there)
-    (host.there / "train.py").write_text("newer")
-    host.files = [host._shipped("train.py")]
-    host.elsewhere = host.there
-    host.bring(host.question())
-    assert Path(f"{host.mirror}{host.there}/train.py").read_text() == "newer"
-    assert not Path(f"{host.mirror}{host.there}/package/model.py").exists()
 
 
 def test_paths_of_the_project_become_paths_of_the_copies(host: Host) -> None:
@@ -336,17 +308,3 @@ def test_a_checkpoint_is_deleted_unless_a_worker_reads_it(host: Host) -> None:
     assert not folder.exists()
     host.setup.delete_checkpoints([str(folder)])  # it is gone
     host.settle()
-
-
-def test_at_the_end_only_what_other_runs_may_need_is_left(host: Host) -> None:
-    host.hide()
-    shutil.rmtree(host.storage)
-    answer = host.bring(host.of_storage())
-    (Path(answer.checkpoints) / "checkpoint_1").mkdir()
-    run = host.cache / "runs" / PLACE
-    assert run.is_dir()
-    host.settle()
-    host.setup.end()
-    assert not run.exists()
-    assert len(list((host.cache / "projects").iterdir())) == 1
-    host.setup.end()  # harmless when done twice

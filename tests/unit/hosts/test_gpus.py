@@ -34,24 +34,15 @@ MIXED = [whole(0), split(1, 2), split(2, 3)]
     [
         (None, "0123"),
         ("", ""),
-        ("0", "0"),
-        ("3,1", "31"),
         ("0, 1, 2", "012"),
         ("-1", ""),
         ("0,-1,1", "0"),
-        ("0,7,1", "0"),
         ("NoDevFiles", ""),
         ("GPU-2f3a,1", "2"),
-        ("1,GPU-2f3a", "1"),
         ("GPU-2f3a,GPU-0", "20"),
         ("GPU-2f3a,GPU-2", ""),
-        ("GPU-2,GPU-9,GPU-1", "2"),
         ("GPU-", ""),
-        ("GPU-3", "3"),
-        ("GPU-9,1", ""),
-        ("MIG-00ab", ""),
         ("1,1", ""),
-        ("0,7,7", ""),
         ("\u00b2", ""),
     ],
 )
@@ -66,9 +57,7 @@ def test_gpus_are_seen_as_cuda_shows_them(listed: str | None, seen: str) -> None
         ("MIG-21ab,MIG-10ab", ["MIG-21ab", "MIG-10ab"]),
         ("MIG-22", ["MIG-22ab"]),
         ("1", ["MIG-10ab", "MIG-11ab"]),
-        ("GPU-1f3a", ["MIG-10ab", "MIG-11ab"]),
         ("GPU-0,MIG-20ab", ["GPU-0f3a"]),
-        ("MIG-20ab,MIG-2", ["MIG-20ab"]),
         ("MIG-20ab,MIG-20ab", []),
     ],
 )
@@ -81,10 +70,7 @@ def test_a_split_gpu_is_its_instances(listed: str | None, seen: list[str]) -> No
     ("named", "bad"),
     [
         ("0,2", None),
-        ("2,0", None),
-        ("GPU-2,GPU-0", None),
         ("0,7", "GPU 7"),
-        ("7,0", "GPU 7"),
         ("GPU-0,GPU-none", "GPU-none"),
         ("MIG-99", "MIG-99"),
         ("GPU-0,GPU-0f3a", "GPU-0"),
@@ -95,12 +81,6 @@ def test_the_first_gpu_of_a_hostfile_that_is_not_there_is_named(
 ) -> None:
     problem = gpu_problem(named.split(","), gpus.visible(boards, named))
     assert problem is None if bad is None else f"gpus={named} in the hostfile, but it has no {bad}, or" in str(problem)
-
-
-def test_instances_of_one_gpu_are_gpus_of_their_own_in_a_hostfile() -> None:
-    named = "MIG-10,MIG-11,MIG-20"
-    assert gpu_problem(named.split(","), gpus.visible(MIXED, named)) is None
-    assert "no MIG-12" in str(gpu_problem(["MIG-10", "MIG-12"], gpus.visible(MIXED, "MIG-10,MIG-12")))
 
 
 # -- the driver ------------------------------------------------------------------------------------------------------
@@ -180,14 +160,6 @@ def test_the_health_of_gpus_is_that_of_the_ones_that_are_shown(driver: Path) -> 
         {**well, "index": 2, "board": "GPU-3", "free_bytes": 6 << 30, "processes": [f"{name} (pid {os.getpid()})"]},
         {**well, "index": 5, "board": "GPU-6"},
     ]
-
-
-def test_a_driver_that_cannot_list_processes_tells_the_rest(tmp_path: Path) -> None:
-    driver = make_driver(tmp_path, lacks="nvmlDeviceGetComputeRunningProcesses_v3")
-    code = "from dataclasses import asdict; from distrain.hosts.gpu_health import gpu_health;"
-    code += "result = [asdict(gpu) for gpu in gpu_health({'GPU-1'})], ''"
-    [health], _ = in_new_process(code, LD_LIBRARY_PATH=str(driver), FAKE_GPUS="u", FAKE_USER="1")
-    assert (health["processes"], health["free_bytes"]) == ([], 6 << 30)
 
 
 def test_a_driver_of_another_version_than_its_library_is_named(driver: Path) -> None:

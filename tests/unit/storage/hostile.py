@@ -45,31 +45,15 @@ class Damage:
 def make_whole_run(storage: Path) -> Path:
     """Make a run with every kind of file that is read."""
     attempt = {"attempt": 0, "started": 1.0, "training": 2.0, "ended": 3.0, "hosts": {"alpha": [0], "beta": [1]}}
-    second = {
-        **attempt,
-        "attempt": 1,
-        "started": 4.0,
-        "ended": None,
-        "checkpoint": "checkpoint_000000",
-        "first_step": 1,
-    }
+    second = {**attempt, "attempt": 1, "started": 4.0, "ended": None, "first_step": 1}
+    second["checkpoint"] = "checkpoint_000000"
     run = make_run(
-        storage,
-        "run",
-        status="failed",
-        attempts=[{**attempt, "failure": "rank 0: boom"}, second],
-        changes=[{"attempt": 1, "lines": ["lr 0.1 → 0.01"]}],
-        train_loop_config={"lr": 0.1, "nested": {"a": [1]}},
-        run_config={"log_dir": None},
-        checkpoint_config={"num_to_keep": 2},
-        git={"commit": "c", "dirty": True},
-        hydra={"overrides": ["a=1"], "output_dir": "o"},
-        versions={"torch": "2"},
-        user="me",
-        host="alpha",
-        pid=1,
+        storage, "run", status="failed", attempts=[{**attempt, "failure": "rank 0: boom"}, second],
+        changes=[{"attempt": 1, "lines": ["lr 0.1 → 0.01"]}], train_loop_config={"lr": 0.1, "nested": {"a": [1]}},
+        run_config={"log_dir": None}, checkpoint_config={"num_to_keep": 2}, git={"commit": "c", "dirty": True},
+        hydra={"overrides": ["a=1"], "output_dir": "o"}, versions={"torch": "2"}, user="me", host="alpha", pid=1,
         exit_code=1,
-    )
+    )  # fmt: skip
     add_reports(run, {"loss": 1.0}, {"loss": 0.5, "eval": {"score": 1}})
     add_reports(run, {"loss": 0.25}, attempt=1)
     with (run / "metrics.jsonl").open("a") as file:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +21,7 @@ from tests.conftest import CHANGES, REFUSED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -52,16 +52,6 @@ def test_hashing_ends_early_when_nobody_needs_it_any_more(source: Path, monkeypa
     needed = iter([True, True])
     with pytest.raises(OSError, match="canceled"):
         hash_files(source, ["deep/file"], is_needed=lambda: next(needed, False))
-
-
-def test_many_files_are_copied_in_their_order(tmp_path: Path) -> None:
-    names = [f"{number % 7}/{number}" for number in range(100)]
-    for name in names:
-        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "source" / name).write_text(name)
-    told = store_files(tmp_path / "source", tmp_path / "target", names)
-    assert told == [(name, len(name), zlib.crc32(name.encode())) for name in names]
-    assert told == hash_files(tmp_path / "target", names) == store_files(*2 * [tmp_path / "target"], names)
 
 
 def in_small_steps(reader: int, writer: int, count: int, start: int, at: int) -> int:
@@ -130,37 +120,12 @@ def test_a_copy_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         copied(tmp_path, tmp_path / "target")
 
 
-def test_a_copy_that_cannot_be_read_again_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(fd: int, buffers: Any, offset: int) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-    (tmp_path / "source").write_bytes(b"1")
-    monkeypatch.setattr(os, "preadv", broken)
-    with pytest.raises(OSError, match=r"Input/output error: .*target"):
-        copied(tmp_path, tmp_path / "target")
-    with pytest.raises(OSError, match=r"Input/output error: .*source"):
-        synced(tmp_path)
-
-
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_the_crc_of_two_texts_is_that_of_both_together(first: bytes, second: bytes) -> None:
     assert combined_crc32(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
 
 
 # -- local files -----------------------------------------------------------------------------------------------------
-
-
-def test_a_relative_path_means_the_same_after_a_change_of_directory(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    files = LocalFiles(Path("source"))
-    other = tmp_path / "other"
-    (other / "source").mkdir(parents=True)
-    monkeypatch.chdir(other)
-    files.delete()
-    assert (other / "source").exists()
-    assert not source.exists()
 
 
 def test_a_file_that_was_changed_or_added_since_stays_and_the_others_go(source: Path) -> None:

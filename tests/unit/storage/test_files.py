@@ -60,26 +60,17 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
         list_files(tmp_path)
 
 
-def test_files_are_listed_below_all_folders(tmp_path: Path) -> None:
-    (tmp_path / "b" / "c").mkdir(parents=True)
-    (tmp_path / "b" / "c" / "deep").write_bytes(b"123")
-    (tmp_path / "a").write_bytes(b"1")
-    (tmp_path / "empty").mkdir()
-    assert list_files(tmp_path) == ["a", "b/c/deep"]
-
-
-def test_the_manifest_of_a_committed_checkpoint_is_not_one_of_its_files(tmp_path: Path) -> None:
-    (tmp_path / MANIFEST_FILE).write_text('{"attempt": 0, "files": {}, "index": 0}')
-    assert list_files(tmp_path) == []
-
-
-def test_links_are_followed(tmp_path: Path) -> None:
+def test_files_are_listed_below_all_folders_and_behind_links(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    (folder / "b" / "c").mkdir(parents=True)
+    (folder / "empty").mkdir()
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "weights").write_bytes(b"12")
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / "folder").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "checkpoint" / "file").symlink_to(tmp_path / "elsewhere" / "weights")
-    assert list_files(tmp_path / "checkpoint") == ["file", "folder/weights"]
+    for path in (folder / "b" / "c" / "deep", folder / "a", tmp_path / "elsewhere" / "weights"):
+        path.write_bytes(b"12")
+    (folder / "folder").symlink_to(tmp_path / "elsewhere")
+    (folder / "file").symlink_to(tmp_path / "elsewhere" / "weights")
+    (folder / MANIFEST_FILE).write_text('{"attempt": 0, "files": {}, "index": 0}')
+    assert list_files(folder) == ["a", "b/c/deep", "file", "folder/weights"]
 
 
 def test_an_atomic_write_replaces_and_leaves_nothing_beside_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain.page.data import page_data
-from distrain.storage.lines import LONGEST_LINE, MOST_BYTES, last_record, read_events, read_metrics
+from distrain.storage.lines import LONGEST_LINE, last_record, read_events, read_metrics
 from distrain.storage.runs.listing import run_at
 from tests.tables import SEED
 from tests.unit.storage.hostile import SOME, apply, damages, make_whole_run, read_all
@@ -62,18 +62,6 @@ def test_a_line_without_an_end_costs_itself_only(tmp_path: Path) -> None:
     last = last_record(run / "metrics.jsonl")
     assert last is not None
     assert last["metrics"] == {"loss": 1}
-
-
-def test_of_long_files_the_end_is_read(tmp_path: Path) -> None:
-    run = make_run(tmp_path, "run")
-    lines = [json.dumps({"time": n, "event": "slow", "attempt": 0}) + "\n" for n in (1, 2)]
-    with (run / "events.jsonl").open("w") as file:
-        file.write(lines[0])
-        file.truncate(MOST_BYTES)
-        file.seek(0, 2)
-        file.write("\n" + lines[1])
-    with pytest.warns(UserWarning, match=r"the first 44 B of .*events.jsonl were left out"):
-        assert [event["time"] for event in read_events(run / "events.jsonl")] == [2]
 
 
 def test_many_damaged_lines_are_given_up(tmp_path: Path) -> None:

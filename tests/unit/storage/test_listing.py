@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from distrain.storage.run_lock import LocalLock
 from distrain.storage.runs.listing import NoSuchRun, find_run, list_runs, storage_at
-from distrain.system.remote_path import RemotePath
-from tests.unit.storage.made import add_reports, make_run
+from tests.unit.storage.made import make_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
-
-@pytest.fixture
-def bucket() -> Iterator[RemotePath]:
-    """A storage path in fsspec's memory."""
-    folder = RemotePath("memory://runs")
-    yield folder
-    folder.remove()
+    from distrain.system.remote_path import RemotePath
 
 
 def states(storage: Path | RemotePath) -> dict[str, str]:
@@ -47,19 +37,6 @@ def test_a_run_that_says_running_is_killed_if_nobody_holds_its_lock(tmp_path: Pa
     assert states(tmp_path) == {"run": "running"}
     lock.release()
     assert states(tmp_path) == {"run": "killed"}
-
-
-def test_a_run_that_ends_while_it_is_read_is_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_run(tmp_path, "run", status="running")
-    real = fcntl.flock
-
-    def flock(fd: int, how: int) -> None:
-        make_run(tmp_path, "other")
-        os.replace(tmp_path / "other" / "run.json", run / "run.json")
-        real(fd, how)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    assert states(tmp_path)["run"] == "finished"
 
 
 def test_what_is_damaged_half_written_or_foreign_is_shown_as_such(tmp_path: Path) -> None:
@@ -94,37 +71,6 @@ def test_what_is_damaged_half_written_or_foreign_is_shown_as_such(tmp_path: Path
     }
     lock.release()
     assert list_runs(tmp_path)[-1].state == "not a run"
-
-
-@pytest.mark.filterwarnings("ignore:skipped")
-def test_the_last_report_is_that_of_rank_0_with_its_step_over_the_whole_run(tmp_path: Path) -> None:
-    run = make_run(tmp_path, "run")
-    manifest = json.loads((run / "run.json").read_text())
-    manifest["attempts"].append({**manifest["attempts"][0], "attempt": 1, "first_step": 40})
-    (run / "run.json").write_text(json.dumps(manifest))
-    add_reports(run, {"loss": 1.0}, {"loss": 0.5})
-    add_reports(run, {"loss": 0.25}, attempt=1, ranks=500)
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('damaged "rank":0\n{"torn')
-    [listed] = list_runs(tmp_path)
-    record = listed.last_report()
-    assert record is not None
-    assert (record["metrics"], record["step"]) == ({"loss": 0.25}, 41)
-
-
-def test_remote_runs_are_listed(bucket: RemotePath, tmp_path: Path) -> None:
-    run = make_run(tmp_path, "run")
-    add_reports(run, {"loss": 0.5})
-    for file in ("run.json", "metrics.jsonl"):
-        (bucket / "run" / file).write_bytes((run / file).read_bytes())
-    (bucket / "torn" / "run.json").write_bytes(b'{"status": "fin')
-    (bucket / "photos" / "1.jpg").write_bytes(b"x")
-    assert states(bucket) == {"run": "finished", "torn": "damaged"}
-    [listed] = [one for one in list_runs(bucket) if one.name == "run"]
-    record = listed.last_report()
-    assert record is not None
-    assert record["metrics"] == {"loss": 0.5}
-    assert find_run("memory://runs/run", Path("unused")).state == "finished"
 
 
 # -- by name ---------------------------------------------------------------------------------------------------------

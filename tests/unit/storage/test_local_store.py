@@ -88,15 +88,6 @@ def test_a_reopened_run_knows_its_checkpoints_and_numbers_on(root: Path) -> None
     second.close()
 
 
-def test_deleted_checkpoints_are_gone_and_numbers_are_not_used_again(store: LocalStore) -> None:
-    for ordinal in (1, 2, 3):
-        commit(store, ordinal)
-    store.delete(store.committed[:2])
-    assert [path.name for path in store.paths.checkpoints()] == ["checkpoint_000002"]
-    assert [saved.path.name for saved in store.committed] == ["checkpoint_000002"]
-    assert commit(store, 4).path.name == "checkpoint_000003"
-
-
 def test_a_checkpoint_that_is_being_read_is_not_deleted(store: LocalStore) -> None:
     folders = [commit(store, ordinal, {0: {"model.pt": b"x"}}).path for ordinal in (1, 2)]
     with Checkpoint(folders[0]).as_directory() as folder:

@@ -63,12 +63,6 @@ def test_attempts_and_ranks_are_found_by_their_files(run: Run) -> None:
         log_files(run, 1, [0, 7])
 
 
-def test_logs_may_be_outside_of_the_run(tmp_path: Path) -> None:
-    make_run(tmp_path, "run", run_config={"log_dir": str(tmp_path / "logs")})
-    (tmp_path / "logs" / "run" / "attempt_4").mkdir(parents=True)
-    assert attempts_with_logs(find_run("run", tmp_path)) == [4]
-
-
 @pytest.mark.parametrize(("attempt", "last", "begins"), [(None, 1, "11 "), (0, None, "00 "), (1, None, "10 ")])
 def test_a_run_that_has_ended_is_followed_to_its_end(
     run: Run, attempt: int | None, last: int | None, begins: str

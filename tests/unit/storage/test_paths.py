@@ -58,16 +58,20 @@ def made(storage_path: Path, name: str, status: str | None) -> None:
         (root / "run.json").write_text(json.dumps({"status": status}))
 
 
-@pytest.mark.parametrize("status", ["running", "failed", "stopped"])
-def test_an_unfinished_run_goes_on(tmp_path: Path, status: str) -> None:
-    made(tmp_path, "run", status)
-    assert choose_run(tmp_path, "run") == tmp_path / "run"
-
-
-def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
-    made(tmp_path, "run", "finished")
-    made(tmp_path, "run-2", "finished")
-    assert choose_run(tmp_path, "run") == tmp_path / "run-3"
+@pytest.mark.parametrize(
+    ("there", "chosen"),
+    [
+        *(({"run": status}, "run") for status in ("running", "failed", "stopped", None)),
+        ({"run": "finished", "run-2": "finished"}, "run-3"),
+        ({"run": "finished", "run-2": "failed"}, "run-2"),
+    ],
+)
+def test_an_unfinished_run_goes_on_and_a_finished_one_is_left_alone(
+    tmp_path: Path, there: dict[str, str | None], chosen: str
+) -> None:
+    for name, status in there.items():
+        made(tmp_path, name, status)
+    assert choose_run(tmp_path, "run") == tmp_path / chosen
 
 
 def test_the_home_directory_and_relative_paths_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,16 +11,15 @@ import pytest
 
 from distrain.page import data, write_page, writer
 from distrain.storage.lines import last_record, read_file
-from distrain.storage.runs.details import checkpoints_of
 from distrain.storage.runs.listing import run_at
-from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
+from distrain.storage.runs.logs import log_files, read_lines
 from tests.unit.storage.hostile import make_whole_run, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-STRANGER, COLLEAGUE, THIRD = 54321, 54322, 54323
+STRANGER = 54321
 SECRET = "VICTIMS-SECRET"
 FILES = (
     "run.json",
@@ -170,16 +169,6 @@ def test_what_a_stranger_puts_into_a_run_of_the_user_is_not_read(run: Path) -> N
         last_record(run / "metrics.jsonl")
     with pytest.raises(PermissionError, match="another user has put or linked it there"):
         list(read_lines(log, 1, run_at(run)))
-
-
-@as_root
-def test_colleagues_read_what_the_group_has_written(run: Path) -> None:
-    for path in [run, *run.rglob("*")]:
-        os.chown(path, THIRD if path.is_file() else COLLEAGUE, COLLEAGUE)
-        path.chmod(0o2775 if path.is_dir() else 0o664)
-    assert last_record(run / "metrics.jsonl") is not None
-    assert [saved.path.name for saved in checkpoints_of(run)] == ["checkpoint_000000"]
-    assert attempts_with_logs(run_at(run)) == [1]
 
 
 @as_root

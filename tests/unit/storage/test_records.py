@@ -39,11 +39,6 @@ def test_non_finite_numbers_are_null_and_named_in_the_file(root: Path) -> None:
     assert record["nonfinite"] == {"/loss": "nan", "/eval/best": "-inf", "/all/1": "inf"}
 
 
-def test_non_finite_numbers_come_back(root: Path) -> None:
-    metrics = {"loss": math.nan, "eval": {"best": -math.inf}, "none": None, "all": [1.0, {"x": math.inf}]}
-    assert same(written(root, metrics), [metrics])
-
-
 def test_names_with_slashes_are_not_taken_for_nested_ones(root: Path) -> None:
     metrics = [{"eval/loss": math.nan, "eval": {"loss": 0.5}}, {"eval/loss": 0.5, "eval": {"loss": math.nan}}]
     assert same(written(root, *metrics), metrics)

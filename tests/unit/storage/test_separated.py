@@ -92,23 +92,6 @@ def test_every_plain_tensor_comes_back(
     assert again.stride() == tensor.stride()
 
 
-@in_one_file_or_two
-def test_tensors_in_all_places_come_back(tmp_path: Path, alone: bool) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.randn(5, 3)).sum().backward()
-    optimizer.step()
-    value = {"model": model, "optimizer": optimizer.state_dict(), "nested": [({"x": torch.arange(3)},)], "text": "é"}
-    again = stored(value, tmp_path, alone=alone)
-    for one, other in zip(model.state_dict().values(), again["model"].state_dict().values(), strict=True):
-        assert same(one, other)
-    assert all(parameter.requires_grad for parameter in again["model"].parameters())
-    moments = [state["exp_avg"] for state in (value["optimizer"]["state"][0], again["optimizer"]["state"][0])]
-    assert same(*moments)
-    assert again["nested"][0][0]["x"].tolist() == [0, 1, 2]
-    assert again["text"] == "é"
-
-
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:torch.quantize", "ignore:TypedStorage")
 @in_one_file_or_two
 def test_other_kinds_of_tensors_come_back(tmp_path: Path, alone: bool) -> None:

@@ -45,20 +45,6 @@ def test_work_is_done_in_order_and_reported_in_the_loops_thread(loop: Loop, back
     assert done == [(number, False, True) for number in range(100)]
 
 
-def test_an_error_of_the_work_is_reported(loop: Loop, background: Background) -> None:
-    error = OSError("no space")
-
-    def work() -> None:
-        raise error
-
-    failed: list[OSError] = []
-    background.do(work, None, failed.append)
-    background.do(lambda: 1, lambda _: None)
-    while background.pending:
-        loop.step()
-    assert failed == [error]
-
-
 def test_without_a_loop_work_is_done_at_once() -> None:
     background, done = Background(None, "test"), []
     background.do(lambda: 7, done.append)
@@ -84,19 +70,6 @@ def test_a_report_that_raises_keeps_no_other_one_back(loop: Loop, background: Ba
 
 
 # -- several threads ---------------------------------------------------------------------------------------------------
-
-
-def test_the_results_of_several_threads_come_in_the_order_of_the_items() -> None:
-    threads = set()
-
-    def square(number: int) -> int:
-        threads.add(threading.get_ident())
-        if number < 4:
-            wait_until(lambda: len(threads) == 4, what="four threads at once")
-        return number * number
-
-    assert in_threads(square, range(100), threads=4) == [number * number for number in range(100)]
-    assert in_threads(square, []) == []
 
 
 def test_an_error_in_one_of_several_threads_ends_the_others() -> None:

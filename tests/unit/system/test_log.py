@@ -8,7 +8,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pyte
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -18,6 +17,8 @@ from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
 
 _HARMLESS = re.compile(r"(?:[^\x00-\x08\x0b-\x1f\x7f-\x9f]|\x1b\[[0-9;:]*m)*")
 _PIECES = st.sampled_from(
@@ -83,21 +84,6 @@ def test_no_bytes_of_a_rank_do_more_on_a_terminal_than_print(data: bytes) -> Non
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"])))
 def test_ordinary_text_stays(text: str) -> None:
     assert without_controls(f"{text}\t\x1b[1;38;5;196m{text}\x1b[m\n") == f"{text}\t\x1b[1;38;5;196m{text}\x1b[m\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "cleaned"),
-    [
-        ("\x1b[\x002Jtext", "text"),
-        ("\x1b[2\x7fJtext", "text"),
-        ("\x1b(Btext", "text"),
-        ("\x1b]0;title\x9ctext", "text"),
-        ("\x1b[?25", ""),
-        ("\x1b\x1b[31mred", "\x1b[31mred"),
-    ],
-)
-def test_a_sequence_goes_as_a_whole(text: str, cleaned: str) -> None:
-    assert without_controls(text) == cleaned
 
 
 def test_a_line_of_distrain_may_quote_anything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,55 +35,7 @@ def moment() -> float:
     return time.monotonic() - 1.0
 
 
-# -- descriptors -----------------------------------------------------------------------------------------------------
-
-
-def test_a_forgotten_descriptor_is_not_called_in_the_same_turn(loop: Loop) -> None:
-    pipes = [os.pipe(), os.pipe()]
-    calls: list[int] = []
-
-    def read(index: int) -> None:
-        calls.append(index)
-        loop.forget(pipes[1 - index][0])
-
-    for index, (read_fd, write_fd) in enumerate(pipes):
-        loop.on_readable(read_fd, lambda index=index: read(index))  # type: ignore[misc]
-        os.write(write_fd, b"data")
-    loop.step()
-    assert len(calls) == 1
-    for fd in (*pipes[0], *pipes[1]):
-        loop.forget(fd)
-        os.close(fd)
-
-
 # -- timers ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_timer_may_cancel_another_one_that_is_due(loop: Loop) -> None:
-    calls: list[str] = []
-
-    def fire(name: str, other: str) -> None:
-        calls.append(name)
-        loop.cancel(other)
-
-    loop.call_at("one", moment(), lambda: fire("one", "two"))
-    loop.call_at("two", moment(), lambda: fire("two", "one"))
-    loop.step()
-    assert calls == ["one"]
-
-
-def test_a_timer_that_arms_itself_again_does_not_starve_the_descriptors(loop: Loop, pipe: tuple[int, int]) -> None:
-    calls: list[str] = []
-
-    def again() -> None:
-        loop.call_at("again", moment(), again)
-
-    again()
-    loop.on_readable(pipe[0], lambda: calls.append("data"))
-    os.write(pipe[1], b"data")
-    loop.step()
-    loop.step()
-    assert calls == ["data", "data"]
 
 
 def test_data_comes_before_a_timer_that_is_due(loop: Loop, pipe: tuple[int, int]) -> None:

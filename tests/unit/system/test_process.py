@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -14,30 +13,6 @@ import pytest
 
 from distrain.system import process
 from tests.conftest import wait_until
-
-
-def test_a_group_is_left_alone_when_its_leader_is_reaped() -> None:
-    """Its number may be another group's by then."""
-    command = ["sh", "-c", "sleep 1000 > /dev/null & echo $!"]
-    leader = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
-    member = psutil.Process(int(leader.communicate()[0]))
-    process.kill_group(leader.pid, signal.SIGKILL)
-    assert member.is_running()
-    os.killpg(leader.pid, signal.SIGKILL)
-    member.wait(5.0)
-
-
-def test_a_sweep_finds_also_what_has_given_away_its_environment() -> None:
-    """As long as what is above it has not."""
-    run_id = f"swept-{os.getpid()}"
-    command = ["sh", "-c", "env -i sleep 1000 & echo $!; wait"]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, process.RUN_IDS: run_id})
-    assert parent.stdout is not None
-    with parent.stdout:
-        child = int(parent.stdout.readline())
-    assert sorted(process.sweep(run_id)) == sorted([parent.pid, child])
-    parent.wait()
-
 
 HAS_TRACKER = """
 import subprocess, sys, time
@@ -111,26 +86,6 @@ UNSHARE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-ch
 def test_nothing_is_killed_by_the_numbers_of_another_pid_namespace() -> None:
     done = subprocess.run([*UNSHARE, sys.executable, "-c", IN_A_NAMESPACE], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["False () [] [] [] None", "-9 None"]
-
-
-def limit_of_a_child() -> int:
-    """The soft limit on open files of a program that spawn() starts, seen some time after its start."""
-    child = process.spawn(["sh", "-c", "read line; ulimit -n"])
-    out, _ = child.communicate(b"now\n", timeout=10.0)
-    return int(out)
-
-
-def test_more_open_files_are_allowed_for_a_while_and_children_get_the_usual_limit() -> None:
-    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 500, hard))
-        with process.raised_fd_limit(1, soft - 300), process.raised_fd_limit(1, soft - 400):
-            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= soft - 300
-            assert limit_of_a_child() == soft - 500
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft - 500, hard)
-        assert limit_of_a_child() == soft - 500
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import sys
@@ -60,13 +59,10 @@ class Unpicklable(MemoryFileSystem):  # type: ignore[misc]
     ("path", "expected"),
     [
         ("/runs", Path("/runs")),
-        (Path("/runs/../runs"), Path("/runs")),
         ("file:///runs", Path("/runs")),
-        ("local:///runs", Path("/runs")),
         ("~/runs", Path.home() / "runs"),
         ("runs", Path.cwd() / "runs"),
         ("/runs/exp::1/checkpoint", Path("/runs/exp::1/checkpoint")),
-        ("exp::1", Path.cwd() / "exp::1"),
         ("file:///a%20b/%C3%BC", Path("/a b/ü")),
         ("file://~/runs", Path.home() / "runs"),
         (Path("lr:"), Path.cwd() / "lr:"),
@@ -82,18 +78,6 @@ def test_a_filesystem_whose_package_is_missing_is_told_with_the_command_that_ins
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(OSError, match=r"^gs://bucket/run: gcsfs is not installed: pip install gcsfs$"):
         _ = RemotePath("gs://bucket/run").filesystem
-
-
-def test_a_part_of_the_local_filesystem_is_a_local_path_below_it(tmp_path: Path) -> None:
-    from pyarrow.fs import LocalFileSystem as ArrowsLocalFileSystem
-    from pyarrow.fs import SubTreeFileSystem
-
-    part, arrows = DirFileSystem(str(tmp_path), LocalFileSystem()), ArrowsLocalFileSystem()
-    for filesystem in (part, SubTreeFileSystem(str(tmp_path), arrows)):
-        for path in ("runs", "/runs", "runs/"):
-            assert locate(path, filesystem) == tmp_path / "runs"
-    assert locate("runs", DirFileSystem("deep", part)) == tmp_path / "deep" / "runs"
-    assert locate("runs", SubTreeFileSystem("deep", SubTreeFileSystem(str(tmp_path), arrows))) == tmp_path / "deep/runs"
 
 
 @pytest.mark.parametrize("name", ["exp::1", "r?x", "st*r", "[ab]", "deep/q?versionId=7"])
@@ -113,7 +97,6 @@ def test_a_name_that_fsspec_does_not_take_literally_is_refused(name: str) -> Non
     [
         ("s3://b/r?endpoint_override=http://localhost:9000", "AWS_ENDPOINT_URL=http://localhost:9000"),
         ("s3://b/r?scheme=http&endpoint_override=h%3A9&secret_key=K", "AWS_ENDPOINT_URL=http://h:9"),
-        ("s3://b/r?endpoint_override=h:9", "AWS_ENDPOINT_URL=https://h:9"),
         ("gs://b/r?anonymous=True", "storage_filesystem"),
     ],
 )
@@ -196,19 +179,6 @@ def test_what_another_try_cannot_change_is_not_tried_again(error: Exception) -> 
     assert len(moody.moods) == 1
 
 
-def test_a_full_disk_is_known_at_once_and_named(tmp_path: Path) -> None:
-    class Full(MemoryFileSystem):  # type: ignore[misc]
-        tries = 0
-
-        def get_file(self, path: str, target: str, **options: Any) -> None:
-            type(self).tries += 1
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OSError, match=f"cannot write {tmp_path}/x from runs/x: OSError: .* No space left on device"):
-        RemotePath("runs", Full(), patience_s=1.0).get("x", tmp_path / "x")
-    assert Full.tries == 1
-
-
 def test_what_fails_for_good_names_the_url_and_the_cause() -> None:
     moody = Moody(*[ConnectionError("reset")] * 99)
     with pytest.raises(OSError, match=r"cannot write x/y \(tried 3 times\): ConnectionError: reset"):
@@ -245,10 +215,7 @@ def test_a_temporary_directory_that_somebody_else_made_is_not_used(
         remote_path.own_temporary_directory("x")
 
 
-@pytest.mark.parametrize("again", range(8))  # that one waits for the other for ever is a matter of moments
-def test_readers_of_one_checkpoint_share_a_download(
-    again: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readers_of_one_checkpoint_share_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from distrain import Checkpoint
 
     monkeypatch.setattr(remote_path.tempfile, "tempdir", str(tmp_path))

@@ -44,25 +44,6 @@ def test_what_nobody_holds_is_removed_and_nothing_else(tmp_path: Path, monkeypat
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([Path(held).name, "of-the-user"])
 
 
-def test_the_next_start_kills_what_a_killed_host_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guard, agent and forkserver were killed at once: nobody else can."""
-    monkeypatch.setenv("DISTRAIN_SCRATCH", "")
-    held, abandoned = scratch.claim(), claim_in_a_child()
-    lost, other = (
-        subprocess.Popen(["sleep", "1000"], env={**os.environ, "DISTRAIN_SCRATCH": str(path)})
-        for path in (abandoned, held)
-    )
-    try:
-        scratch.remove_abandoned()
-        assert lost.wait(20.0) == -9
-        assert other.poll() is None
-    finally:
-        for child in (lost, other):
-            child.kill()
-            child.wait()
-    assert not os.path.exists(abandoned)
-
-
 def test_a_process_inside_a_killed_run_is_not_among_its_own_victims(tmp_path: Path) -> None:
     code = "from distrain.system import scratch; path = scratch.claim(); scratch.remove_abandoned(); print('alive')"
     code += "; scratch.remove(path)"
@@ -148,22 +129,6 @@ def test_a_container_leaves_the_shared_memory_of_its_host_alone() -> None:
         assert os.listdir(folder)
         subprocess.run([*UNSHARE, "--ipc", sys.executable, "-c", SWEEPS, dead, folder], check=True)
         assert not os.listdir(folder)
-
-
-def test_memory_goes_with_the_directory_of_its_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISTRAIN_SCRATCH", "")
-    held, abandoned, elsewhere = scratch.claim(), claim_in_a_child(), claim_in_a_child()
-    twins = [scratch.memory_directory(path) for path in (held, abandoned, elsewhere)]
-    for twin in twins:
-        assert twin is not None
-        assert twin.stat().st_mode & 0o777 == 0o700
-        (twin / "rank_0").mkdir()
-    os.rmdir(elsewhere)  # such as after a restart of the machine, or with another TMPDIR
-    scratch.remove_abandoned()
-    assert [twin is not None and twin.exists() for twin in twins] == [True, False, False]
-    scratch.remove(held)
-    assert twins[0] is not None
-    assert not twins[0].exists()
 
 
 def test_memory_is_not_shared_with_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
-import signal
 from typing import TYPE_CHECKING
 
-from distrain.agent.guard import clear_cache
 from distrain.transfer.host_side.cache_files import lock_folder
-from tests.unit.transfer.conftest import HOUR, KB, age, below, in_a_child, place, put
+from tests.unit.transfer.conftest import HOUR, KB, age, below, place, put
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from distrain.transfer.host_side.host_cache import HostCache
     from tests.unit.transfer.conftest import Project
@@ -79,24 +75,6 @@ def test_what_is_in_use_stays(cache: HostCache, project: Project) -> None:
     cache.trim(0)
     assert project_in_use.exists()  # this process uses it
     assert not used.exists()
-
-
-def test_what_killed_runs_have_left_goes_also_below_the_limit(
-    cache: HostCache, project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def be_killed() -> None:
-        for name in ("r", "s"):
-            run = cache.claim_run(name)
-            place(run, cache, project.write("a.py", "a"))
-            put(run.checkpoints / "model")
-        put(run.files / "out")
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    assert in_a_child(be_killed) == -signal.SIGKILL
-    monkeypatch.setenv("DISTRAIN_CACHE", str(cache.root))
-    clear_cache()
-    assert [path.name for path in cache.runs.iterdir()] == ["s"]
-    assert list(below(cache.runs / "s")) == ["files/out"]
 
 
 def test_what_may_be_arriving_stays(cache: HostCache) -> None:

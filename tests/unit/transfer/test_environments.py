@@ -156,14 +156,6 @@ def test_without_uv_and_without_that_python_it_says_what_to_install(folder: Path
         make(folder, python="3.99")
 
 
-def test_this_interpreter_is_used_if_it_has_the_version(folder: Path, fake_uv: FakeUv) -> None:
-    log = fake_uv("")
-    make(folder)
-    assert log.read_text().startswith(f"venv --python {sys.executable} {folder}")
-    make(folder, python="3.99")
-    assert f"venv --python 3.99 {folder}" in log.read_text()
-
-
 # -- two at once, and deaths -----------------------------------------------------------------------------------------
 
 
@@ -215,15 +207,9 @@ def test_a_failure_has_the_last_output_and_leaves_nothing(folder: Path, fake_uv:
     assert make(folder).exists()
 
 
-@pytest.mark.parametrize("is_silent", [False, True])
-def test_the_progress_is_shown_now_and_then(
-    folder: Path, fake_uv: FakeUv, monkeypatch: pytest.MonkeyPatch, is_silent: bool
-) -> None:
+def test_the_progress_is_shown_now_and_then(folder: Path, fake_uv: FakeUv, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environments, "_SHOW_EVERY_S", 0.4)
-    fake_uv(
-        "echo fetching tiny; "
-        + ("sleep 1.3" if is_silent else "for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.13; done")
-    )
+    fake_uv("echo fetching tiny; for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.13; done")
     times: list[float] = []
     shown: list[str] = []
 
@@ -233,6 +219,5 @@ def test_the_progress_is_shown_now_and_then(
 
     make_environment(folder, "a==1\nb==2 \\\n", python=PYTHON, show=show)
     assert len(shown) >= 4
-    last = "fetching tiny" if is_silent else r"\d"
-    assert re.fullmatch(rf"installing 2 packages with uv: {last} \(\d+ s\)", shown[-2])
+    assert re.fullmatch(r"installing 2 packages with uv: \d \(\d+ s\)", shown[-2])
     assert all(later - earlier >= 0.39 for earlier, later in pairwise(times[:-1]))

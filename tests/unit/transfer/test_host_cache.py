@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import shutil
-import signal
 import stat
 import time
 from pathlib import Path
@@ -20,35 +19,9 @@ from distrain.wire.shipped_file import project_digest
 from tests.unit.transfer.conftest import below, deliver, place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.unit.transfer.conftest import Project
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[[Callable[[], object]], int]]:
-    """Start a process that does something and then lives on."""
-    children = []
-
-    def begin(act: Callable[[], object]) -> int:
-        read_fd, write_fd = os.pipe()
-        if (child := os.fork()) == 0:
-            try:
-                act()
-                os.write(write_fd, b"1")
-                time.sleep(60)
-            finally:
-                os._exit(1)
-        children.append(child)
-        os.close(write_fd)
-        assert os.read(read_fd, 1) == b"1"
-        os.close(read_fd)
-        return child
-
-    yield begin
-    for child in children:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
 
 # -- where it is ------------------------------------------------------------------------------------------------------
@@ -141,18 +114,12 @@ def test_a_project_that_is_damaged_is_deleted(
 # -- several runs -----------------------------------------------------------------------------------------------------
 
 
-def test_a_run_of_a_living_process_is_left_alone(
-    cache: HostCache, monkeypatch: pytest.MonkeyPatch, start: Callable[[Callable[[], object]], int]
-) -> None:
+def test_a_run_that_is_in_use_is_left_alone(cache: HostCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_cache, "_FORMER_AGENT_S", 0.1)
-    child = start(lambda: cache.claim_run("r"))
     began = time.monotonic()
-    names = [run.path.name for run in (cache.claim_run("r"), cache.claim_run("r"), cache.claim_run("s"))]
-    assert names == ["r-2", "r-3", "s"]
+    runs = [cache.claim_run(name) for name in ("r", "r", "r", "s")]
+    assert [run.path.name for run in runs] == ["r", "r-2", "r-3", "s"]
     assert time.monotonic() - began >= 0.2
-    monkeypatch.setattr(host_cache, "_FORMER_AGENT_S", 20.0)
-    os.kill(child, signal.SIGKILL)
-    assert cache.claim_run("r").path.name == "r"
 
 
 def test_a_run_is_not_claimed_with_the_lock_of_a_deleted_directory(

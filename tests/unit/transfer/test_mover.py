@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
 import shlex
 import signal
-import subprocess
 import threading
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +16,6 @@ import psutil
 import pytest
 
 from distrain import wire
-from distrain.storage.file_transfer import states_of
 from distrain.system import process
 from distrain.transfer import mover as mover_module
 from distrain.transfer import stream as stream_module
@@ -28,10 +24,10 @@ from distrain.transfer.stream import Reader, RefusedError, StreamEndedError, che
 from distrain.transfer.stream_server import serve
 from distrain.wire.child_link import ChildLink
 from distrain.wire.shipped_file import ShippedFile
-from tests.conftest import CHANGES, wait_until
+from tests.conftest import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 SERVER = process.bootstrap_argv("stream-server")
 
@@ -107,21 +103,6 @@ def test_files_come_with_their_sizes_and_crcs(mover: Mover, streams: list[Stream
     assert len(streams) == 1
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_files_of_another_step_are_refused(mover: Mover, tmp_path: Path, change: Callable[[Path], object]) -> None:
-    path = written(tmp_path / "source" / "deep" / "a", b"x" * 100)
-    order = upload(tmp_path / "source", tmp_path / "target", ["deep/a"])
-    order = replace(order, facts=states_of(tmp_path / "source", ["deep/a"]))
-    for failed in (False, True):
-        answer = mover.do(order)
-        assert isinstance(answer, wire.FilesCopied)
-        assert bool(answer.failed) == failed
-        if not failed:
-            change(path)
-    assert "deep/a" in str(answer.failed)
-    assert not answer.files
-
-
 def test_a_file_that_is_cut_while_it_is_read_fails_its_order_only(
     mover: Mover, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -157,35 +138,6 @@ def bring_back(mover: Mover, tmp_path: Path, limit_bytes: int = 10**9) -> wire.O
     answer = mover.do(wire.BringBack(folder=str(folder), run=str(run), host="alpha", limit_bytes=limit_bytes))
     assert isinstance(answer, wire.OrderDone)
     return answer
-
-
-def test_a_broken_connection_delays_only_the_files_that_have_not_come(
-    tmp_path: Path, streams: list[Stream], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mover_module, "_RETRIES_S", (0.0,))
-    monkeypatch.setattr(mover_module, "_BATCH_BYTES", 1)
-    run = tmp_path / "run"
-    for name, size in (("small", 1), ("logs/middle", 10), ("large", 9_000_000)):
-        written(tmp_path / "there" / name, bytes(size))
-    fetched = []
-
-    class Breaking(mover_module.Stream):  # type: ignore[misc, name-defined]
-        def get(self, folder: str, directory: str, names: list[str], others: tuple[str, ...] = ()) -> object:
-            if names == ["large"] and len(streams) == 1:
-                self._process.kill()
-            fetched.extend(names)
-            return super().get(folder, directory, names, others)
-
-    monkeypatch.setattr(mover_module, "Stream", Breaking)
-    answer = bring_back(Mover(SERVER), tmp_path)
-    assert answer == wire.OrderDone(text=f"3 files (9.0 MB) came to {run}")
-    assert fetched == ["small", "logs/middle", "large", "large"]
-    assert {name: len(data) for name, data in contents(run).items()} == {
-        "small": 1,
-        "logs/middle": 10,
-        "large": 9_000_000,
-    }
-    assert not (tmp_path / "there").exists()
 
 
 def test_files_above_the_limit_stay_and_come_later(mover: Mover, tmp_path: Path) -> None:
@@ -254,39 +206,6 @@ def test_files_go_to_a_new_folder_with_times_and_modes(mover: Mover, tmp_path: P
     assert os.listdir(staging_for(there)) == []
 
 
-def test_a_file_that_is_cut_arrives_nowhere_and_one_that_grows_as_it_was(mover: Mover, tmp_path: Path) -> None:
-    model = written(tmp_path / "model", b"text")
-    files = [file_at(model)]
-    model.write_bytes(b"te")
-    failed = str(deliver(mover, tmp_path / "there", tmp_path, files))
-    assert failed == f"[Errno 5] the file became shorter while it was read: '{model}'"
-    assert not (tmp_path / "there").exists()
-    model.write_bytes(b"text and more")  # such as the output of this run
-    assert deliver(mover, tmp_path / "there", tmp_path, files) is None
-    assert contents(tmp_path / "there") == {"model": b"text"}
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"mounting needs root: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "--lazy", place], check=True)
-
-
-def test_a_full_disk_of_the_host_is_named_and_freed(mover: Mover, small_disk: Path, tmp_path: Path) -> None:
-    sizes = {"a": 10, "b": 9_000_000, "c": 10}
-    files = [file_at(written(tmp_path / name, bytes(size))) for name, size in sizes.items()]
-    failed = str(deliver(mover, small_disk / "there", tmp_path, files))
-    assert "No space left on device" in failed
-    assert str(small_disk / "staging") in failed
-    assert contents(small_disk) == {}
-    assert deliver(mover, small_disk / "there", tmp_path, files[:1]) is None
-
-
 def test_a_host_reads_on_after_an_error_so_that_it_can_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [file_at(written(tmp_path / name, bytes(3_000_000))) for name in ("a", "b")]
     (requests, to_host), (answered, answers) = os.pipe(), os.pipe()
@@ -319,30 +238,9 @@ def test_a_host_reads_on_after_an_error_so_that_it_can_name_it(tmp_path: Path, m
 # -- streams that end ------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def stuck(order: Callable[[], object], reached: Callable[[], bool]) -> Iterator[list[object]]:
-    """Carry out an order in another thread, and wait for a place in the middle of it. Yield what it returns."""
-    answers: list[object] = []
-    thread = threading.Thread(target=lambda: answers.append(order()))
-    thread.start()
-    wait_until(reached, what="the middle of the order")
-    yield answers
-    thread.join(20)
-    assert not thread.is_alive()
-
-
 def is_arriving(folder: Path, size: int) -> bool:
     """Return whether a file of about this size is where files are until all have arrived."""
     return any(path.stat().st_size > size - (2 << 20) for path in Path(staging_for(folder)).glob(".new-*/*"))
-
-
-def opens_pipe(path: Path) -> bool:
-    """Return whether somebody waits for a writer of a named pipe, and end the waiting."""
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
-    except OSError:
-        return False
-    return True
 
 
 def staging_for(folder: Path) -> str:
@@ -369,21 +267,6 @@ def test_an_order_is_carried_out_again_after_its_connection_has_broken(
     assert mover._stream is not None
     mover._stream._process.kill()
     assert fetch(mover, tmp_path / "source", tmp_path / "target", ["a"]).failed is None
-
-
-def test_a_stream_that_is_killed_fails_its_order_only(tmp_path: Path, streams: list[Stream]) -> None:
-    mover = Mover(as_ssh("echo Welcome; echo the network is down >&2"))
-    large = written(tmp_path / "here" / "a", bytes(9_000_000))
-    os.mkfifo(tmp_path / "here" / "pipe")  # reading it, the mover waits
-    there, root = tmp_path / "there", tmp_path / "here"
-    blocked = [file_at(large), file_at(root / "pipe")]
-    with stuck(lambda: deliver(mover, there, root, blocked), lambda: is_arriving(there, 9_000_000)) as answers:
-        streams[0]._process.kill()
-        wait_until(lambda: answers or opens_pipe(root / "pipe"), what="the end of the order")
-    assert answers == ["the connection for files has ended (exit code -9): the network is down"]
-    assert not there.exists()
-    assert deliver(mover, there, root, blocked[:1]) is None
-    assert len(streams) == 2
 
 
 def test_what_ssh_says_is_in_the_answer(tmp_path: Path) -> None:

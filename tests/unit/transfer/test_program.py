@@ -78,11 +78,6 @@ class Host:
                 started.communicate()
 
 
-def wait_for_question(started: subprocess.Popen[bytes]) -> None:
-    assert started.stdout is not None
-    assert started.stdout.read(len(ASK)) == ASK
-
-
 @pytest.fixture(scope="module")
 def brought(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the program on a host where it has arrived."""
@@ -168,29 +163,6 @@ def test_a_parcel_that_arrives_damaged_is_refused(host: Host) -> None:
     assert (code, host.there) == (1, [])
     assert said.startswith("distrain cannot be stored there: it arrived damaged; ")
     assert host.run(program.parcel())[0] == 0
-
-
-def test_what_a_killed_one_has_left_is_not_used(host: Host) -> None:
-    started = host.start()
-    wait_for_question(started)
-    assert started.stdin is not None
-    started.stdin.write(program.parcel()[:10_000])
-    started.stdin.flush()
-    started.kill()
-    started.communicate()
-    (left,) = host.there
-    assert left.startswith(".new-")
-    assert host.run(program.parcel()) == (0, ASK, "")
-    assert host.there == sorted([left, program.key()])
-
-
-def test_a_directory_that_others_have_cleared_in_part_is_replaced(visited: Host) -> None:
-    """Some sites delete files that nobody has read for a while."""
-    (visited.home / process.BROUGHT).unlink()
-    (visited.home / "distrain" / "__init__.py").unlink()
-    assert visited.run(program.parcel()) == (0, ASK, "")
-    assert visited.there == [program.key()]
-    assert (visited.home / "distrain" / "__init__.py").exists()
 
 
 def test_a_cache_that_cannot_be_written_is_one_line_with_the_cure(host: Host) -> None:

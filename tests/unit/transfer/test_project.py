@@ -17,7 +17,7 @@ from distrain.errors import LaunchError
 from distrain.transfer.project import left_out
 from distrain.transfer.project import project as project_module
 from distrain.transfer.project.project import Project, find_project
-from distrain.wire.shipped_file import ShippedFile, digest_of
+from distrain.wire.shipped_file import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,17 +95,6 @@ def module(name: str, file: Path | None, **contents: Any) -> dict[str, ModuleTyp
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_described_by_its_content_and_its_status(plain: Path) -> None:
-    path = plain / "train.py"
-    path.write_text("print()")
-    path.chmod(0o4750)
-    os.utime(path, ns=(1, 1_234_567_890_123_456_789))
-    project = find(plain)
-    assert project.files == (ShippedFile(str(path), 7, 1_234_567_890_123_456_789, 0o750, digest_of(path, 7)),)
-    assert sum(file.size for file in project.files) == 7
-    assert project.notes == ()
-
-
 def test_strange_names(repository: Path) -> None:
     strange = ["line\nbreak.py", "mit Leerzeichen.yaml", "tab\t.py", "ünïcode.py", "数据.json", '"quoted".py']
     write(repository, *strange, "tracked\n.py")
@@ -146,17 +135,6 @@ def test_own_directories_are_those_of_sys_path_and_scripts(tmp_path: Path) -> No
     project = find(tmp_path / "work", sys_path=["../lib", "nested", "gone"], targets=["../script/train"])
     assert names(project, tmp_path) == ["lib/a.py", "script/b.py", "script/train", "work/nested/c.py"]
     assert project.folders == tuple(str(tmp_path / name) for name in ("lib", "script", "work", "work/nested"))
-
-
-def test_what_belongs_to_the_interpreter_stays(tmp_path: Path, plain: Path) -> None:
-    places = ["env/lib/python3/site-packages", "env/lib/python3/site-packages/x", "dist-packages", "home/.ipython"]
-    write(tmp_path, *(f"{place}/a.py" for place in places), "python311.zip")
-    write(plain, "b.py")
-    theirs = [str(tmp_path / place) for place in [*places, "python311.zip"]]
-    standard = [os.path.dirname(os.__file__), os.path.dirname(sys.executable)]
-    project = find(plain, sys_path=[*standard, *theirs, ""], targets=[f"{tmp_path}/dist-packages/a.py"])
-    assert names(project, tmp_path) == ["dist-packages/a.py", "plain/b.py"]
-    assert project.folders == (str(plain),)
 
 
 @pytest.mark.parametrize("place", ["home", "above home", "temporary files"])
@@ -376,20 +354,6 @@ def test_packages_imported_from_elsewhere_are_shipped(plain: Path, tmp_path: Pat
     package = ["lib/package/__init__.py", "lib/package/a.py", "lib/package/conf.yaml", "lib/package/web-ui/x.js"]
     assert names(project, tmp_path) == [*package, "one/single.cpython-311-x86_64-linux-gnu.so"]
     assert project.folders == (str(tmp_path / "lib"), str(tmp_path / "one"), str(plain))
-
-
-def test_imported_modules_are_shipped_even_if_git_ignores_them(repository: Path, tmp_path: Path) -> None:
-    write(
-        repository, "_version.py", "_other.py", "env/lib/site-packages/numpy.py", "package/__init__.py", "package/a.py"
-    )
-    write(tmp_path, "outside.py")
-    (repository / "linked.py").symlink_to(tmp_path / "outside.py")
-    (repository / ".gitignore").write_text("*.py\nenv\n")
-    modules = module("_version", repository / "_version.py") | module("linked", repository / "linked.py")
-    modules |= module("package", repository / "package/__init__.py")
-    project = find(repository, modules=modules | module("numpy", repository / "env/lib/site-packages/numpy.py"))
-    assert names(project, repository) == [".gitignore", "_version.py", "linked.py", "package/__init__.py"]
-    assert project.folders == (str(repository),)
 
 
 def test_modules_of_the_interpreter_and_those_without_a_file_stay(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import stat
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,24 +19,6 @@ if TYPE_CHECKING:
 
 
 # -- the mirror -------------------------------------------------------------------------------------------------------
-
-
-def test_the_copy_is_what_the_user_has(cache: HostCache, project: Project) -> None:
-    run = cache.claim_run("r")
-    files = [
-        project.write("a.py", "a", mtime_ns=1_234_567_890_123_456_789),
-        project.write("d/run", "b", 0o755),
-    ]
-    folder = deliver(cache, *files)
-    (folder / project.folder.relative_to("/") / "empty" / "deep").mkdir(parents=True)
-    run.place(folder)
-    here = run.project / project.folder.relative_to("/")
-    assert run.project == cache.runs / "r" / folder.name
-    assert below(run.project) == {files[0].path[1:]: "a", files[1].path[1:]: "b"}
-    assert (here / "empty" / "deep").is_dir()
-    status = (here / "a.py").stat()
-    assert (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (0o644, 1_234_567_890_123_456_789)
-    assert stat.S_IMODE((here / "d" / "run").stat().st_mode) == 0o755
 
 
 def test_links_of_workers_lead_nothing_out_of_the_cache(cache: HostCache, project: Project, tmp_path: Path) -> None:

@@ -23,8 +23,6 @@ from distrain.wire.channel import Channel, widen_pipe
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LARGE = wire.Output(attempt=0, rank=0, stream=1, body=os.urandom(3 << 20))
-
 
 class Pair:
     """Two channels, connected by two pipes."""
@@ -109,18 +107,6 @@ def test_the_loop_hears_frames_and_then_the_end_once(loop: Loop, pair: Pair) -> 
     assert (listener.heard, listener.ends) == ([wire.Ping(), wire.Close()], 1)
 
 
-def test_what_the_kernel_does_not_take_goes_out_in_the_loop(loop: Loop, pair: Pair) -> None:
-    listener = Listener(loop, pair.far)
-    pair.near.attach(loop, lambda frames: None)
-    for _ in range(3):
-        pair.near.queue(LARGE)
-    assert pair.near.queued_bytes > 0
-    while len(listener.heard) < 3:
-        loop.step()
-    assert pair.near.queued_bytes == 0
-    assert listener.heard == [LARGE] * 3
-
-
 def test_what_is_queued_is_written_before_the_channel_closes(loop: Loop, pair: Pair) -> None:
     def send_and_close() -> None:
         pair.near.queue(wire.Ping())
@@ -132,18 +118,6 @@ def test_what_is_queued_is_written_before_the_channel_closes(loop: Loop, pair: P
     loop.call_in("send", 0.0, send_and_close)
     loop.step()
     assert messages(pair.far.drain()) == [wire.Ping(), wire.Close()]
-
-
-def test_paused_reading_leaves_the_frames_in_the_kernel(loop: Loop, pair: Pair) -> None:
-    listener = Listener(loop, pair.near)
-    pair.near.pause_reading()
-    pair.far.send(wire.Ping())
-    loop.call_in("turn", 0.01, loop.stop)
-    loop.run()
-    assert listener.heard == []
-    pair.near.resume_reading()
-    loop.step()
-    assert listener.heard == [wire.Ping()]
 
 
 def test_garbage_ends_the_stream_of_a_loop_instead_of_the_loop(loop: Loop, pair: Pair) -> None:
@@ -190,8 +164,7 @@ while True:
 
 
 @pytest.mark.usefixtures("interrupted")
-@pytest.mark.parametrize("handler", ["raises", "sends"])
-@pytest.mark.parametrize("size", [100, 200_000])
+@pytest.mark.parametrize(("handler", "size"), [("raises", 200_000), ("sends", 100)])
 def test_a_signal_handler_within_send_tears_and_doubles_nothing(pair: Pair, handler: str, size: int) -> None:
     """A stop signal unwinds train_func wherever it is, be it within report(); its handler may report, too."""
     frames: list[wire.Frame] = []

@@ -85,18 +85,17 @@ def test_when_others_write_too_much_to_be_told_apart_new_files_are_taken(tmp_pat
     assert "before" not in found
 
 
-@pytest.mark.parametrize("save", ["torch.save(value, path)", "Path(path).write_bytes(pickle.dumps(value))"])
-def test_no_copy_is_torn_while_another_rank_writes_the_same_file(save: str, tmp_path: Path) -> None:
+def test_no_copy_is_torn_while_another_rank_writes_the_same_file(tmp_path: Path) -> None:
     """Every copy is one of the values that were written, as a whole."""
     watched, path = WrittenFiles(str(tmp_path)), tmp_path / "model"
-    code = f"""
+    code = """
 import pickle, sys, torch; from pathlib import Path
 path, n = sys.argv[1], 0
 while True:
     value = torch.full((500_000,), float(n)); n += 1
-    {save}
+    Path(path).write_bytes(pickle.dumps(value))
 """
-    exec(save, {"torch": torch, "Path": Path, "pickle": pickle, "value": torch.zeros(500_000), "path": path})
+    path.write_bytes(pickle.dumps(torch.zeros(500_000)))
     other = subprocess.Popen([sys.executable, "-c", code, str(path)])
     try:
         seen = set()
@@ -104,8 +103,7 @@ while True:
         while len(seen) < 4 and time.monotonic() < deadline:
             part = watched.own_part(Checkpoint(tmp_path))
             assert part is not None
-            copied = Path(part.path, "model")
-            value = torch.load(copied, weights_only=True) if "torch" in save else pickle.loads(copied.read_bytes())
+            value = pickle.loads(Path(part.path, "model").read_bytes())
             assert len(value.unique()) == 1
             seen.add(float(value[0]))
         assert len(seen) == 4
