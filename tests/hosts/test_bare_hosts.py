@@ -187,42 +187,53 @@ def test_an_environment_is_made_on_request(bare_user: User) -> None:
 
 
 OTHER_FILES = """
+LIMIT = int(sys.argv[1])
+
 def train():
     folder, rank = distrain.get_context().get_trial_dir(), distrain.get_context().get_world_rank()
-    Path(folder, "plots").mkdir(exist_ok=True)
-    Path(folder, "plots", f"rank_{rank}.txt").write_text(f"of rank {rank}")
-    if rank < 2:
-        Path(folder, "notes.txt").write_text(f"of rank {rank}")
-    else:
-        Path(folder, "large").write_bytes(bytes(2_000_000))
+    if LIMIT == 1_000_000:
+        Path(folder, "plots").mkdir(exist_ok=True)
+        Path(folder, "plots", f"rank_{rank}.txt").write_text(f"of rank {rank}")
+        if rank < 2:
+            Path(folder, "notes.txt").write_text(f"of rank {rank}")
+        else:
+            Path(folder, "large").write_bytes(bytes(2_000_000))
+        distrain.collective.barrier()
+        raise ValueError("the first run fails")
     distrain.report({"folder": folder})
 
 if __name__ == "__main__":
+    shipping = distrain.ShippingConfig(fetch_limit_bytes=LIMIT)
     DataParallelTrainer(
         train,
         scaling_config=ScalingConfig(num_workers=3, hosts="localhost:1,alpha:1,beta:1"),
-        run_config=RunConfig(
-            name="run", storage_path="runs", shipping_config=distrain.ShippingConfig(fetch_limit_bytes=1_000_000)
-        ),
+        run_config=RunConfig(name="run", storage_path="runs", shipping_config=shipping),
     ).fit()
 """
 
 
-def test_other_files_of_ranks_come_to_the_run_directory(bare_lab: BareLab, bare_user: User) -> None:
+def test_other_files_of_ranks_come_to_the_run_directory_also_those_that_an_earlier_run_has_left(
+    bare_lab: BareLab, bare_user: User
+) -> None:
     """Those of alpha go to a directory of their own, because rank 0 has written a file of the same name here."""
-    ran = bare_user.runs(OTHER_FILES)
+    first = bare_user.runs(OTHER_FILES, "1000000")
+    assert first.code == 1, first.err
     run = bare_user.folder / "runs" / "run"
-    assert f"distrain: alpha: 2 files (18 B) came to {run}/alpha\n" in ran.err, ran.err
-    assert f"distrain: beta: 1 file (9 B) came to {run}\n" in ran.err
-    assert "1 file (2.0 MB), above the limit of 1.0 MB" in " ".join(ran.err.split())
+    assert f"distrain: alpha: 2 files (18 B) came to {run}/alpha\n" in first.err, first.err
+    assert f"distrain: beta: 1 file (9 B) came to {run}\n" in first.err
+    assert "1 file (2.0 MB), above the limit of 1.0 MB" in " ".join(first.err.split())
     found = {name: (run / name).read_text() for name in ("notes.txt", "alpha/notes.txt", "alpha/plots/rank_1.txt")}
     assert list(found.values()) == ["of rank 0", "of rank 1", "of rank 1"]
     assert [path.name for path in sorted((run / "plots").iterdir())] == ["rank_0.txt", "rank_2.txt"]
     assert not (run / "large").exists()
-    reports = ran.reports()
-    assert reports[0]["folder"] == str(run)
-    assert reports[1]["folder"].startswith("/home/alpha/.cache/distrain/runs/")
-    bare_lab.expect_nothing_left("alpha")
+    second = bare_user.runs(OTHER_FILES, "1000000000")
+    assert f"distrain: beta: 1 file (2.0 MB) came to {run}\n" in second.err, second.err
+    assert (run / "large").read_bytes() == bytes(2_000_000)
+    folders = [report["folder"] for report in second.reports()]
+    assert folders[0] == str(run)
+    assert folders[1].startswith("/home/alpha/.cache/distrain/runs/")
+    for host in WITH_TORCH:
+        bare_lab.expect_nothing_left(host)
 
 
 # -- failures --------------------------------------------------------------------------------------------------------

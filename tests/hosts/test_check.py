@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.hosts.one_machine import FakeSsh
     from tests.hosts.user import Ran, User
 
-sampled = pytest.mark.sample(4, of="checks of hosts")
+sampled = pytest.mark.sample(1, of="blocked pairs")
 
 SILENT_HOST = "exec sleep 60"
 OLD_PYTHON = "import platform\nplatform.python_version = lambda: '3.9.1'\n"
@@ -61,7 +61,6 @@ def test_three_hosts_that_are_well_are_shown_with_what_they_have(user: User) -> 
     assert (empty, verdict) == ("", "3 hosts can train together")
 
 
-@sampled
 @over("this_machine")
 def test_gpus_that_are_ill_or_in_use_are_named(user: User, tmp_path: Path) -> None:
     """None of it keeps the host from training."""
@@ -82,7 +81,6 @@ def test_gpus_that_are_ill_or_in_use_are_named(user: User, tmp_path: Path) -> No
 # -- hosts that lack something ---------------------------------------------------------------------------------------
 
 
-@sampled
 @over("fake_ssh")
 def test_no_problem_of_a_host_hides_another_one(user: User) -> None:
     customized = {"old": OLD_PYTHON, "packages": "", "clock": WRONG_CLOCK}
@@ -109,7 +107,6 @@ def test_no_problem_of_a_host_hides_another_one(user: User) -> None:
     assert ran.out.splitlines()[-1] == "cannot train like this: nowhere, nothing, old, packages"
 
 
-@sampled
 def test_a_storage_that_is_not_shared_is_found_although_the_path_exists(user: User) -> None:
     with own_disk(user.lab, "beta", user.folder / "runs"):
         ran = user.checks("--hosts", "alpha:1,beta:1")
@@ -125,14 +122,12 @@ def test_a_pair_that_is_blocked_is_named_both_ways(user: User) -> None:
     assert beta.startswith("✗ beta: alpha cannot connect to it at 10.77.0.12 (eth0): no answer within 4 s; allow TCP")
 
 
-@sampled
 @over("this_machine")
 def test_gpus_are_counted_for_as_many_workers_as_are_asked_for(user: User) -> None:
     [text] = findings(user.checks("--use-gpu", "--num-workers", "3", CUDA_VISIBLE_DEVICES=""))
     assert text.startswith("✗ localhost: localhost has 0 GPUs, but 3 workers with 1 each need 3.")
 
 
-@sampled
 @over("fake_ssh")
 def test_ctrl_c_ends_a_check_and_leaves_nothing(lab: FakeSsh, user: User) -> None:
     lab.make_ssh(f"touch {user.folder}/started\n{SILENT_HOST}")

@@ -1,4 +1,4 @@
-"""Runs in jobs of a real Slurm cluster with three nodes. test_transports.py compares srun with other transports."""
+"""Runs in jobs of a real Slurm cluster with three nodes. test_transports.py has lost hosts of srun."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.hosts.slurm import CONFINES_JOBS, NODES, SLOTS, SlurmLab, start_slurm
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-sampled = pytest.mark.sample(2, of="Slurm")
+sampled = pytest.mark.sample(1, of="Slurm")
 
 SCRIPT = """
 import json, os, signal, socket, sys, tempfile, time
@@ -167,19 +167,17 @@ def test_slurms_warning_leads_to_a_checkpoint_and_the_requeued_job_continues_the
     assert steps == list(range(60)), f"stopped at {stopped_at}"
 
 
-@sampled
-@pytest.mark.parametrize("moment", ["training", "checkpoint"])
-def test_scancel_leaves_nothing_on_any_node(slurm: SlurmLab, tmp_path: Path, test_run_id: str, moment: str) -> None:
-    options: dict[str, Any] = {"bytes": 100_000_000, "pause_s": 0.0} if moment == "checkpoint" else {}
-    job = slurm.submit(tmp_path, line(tmp_path, steps=10_000, workers=6, **options))
+def test_scancel_leaves_nothing_on_any_node_and_a_complete_checkpoint(
+    slurm: SlurmLab, tmp_path: Path, test_run_id: str
+) -> None:
+    size = 100_000_000
+    job = slurm.submit(tmp_path, line(tmp_path, steps=10_000, workers=6, bytes=size, pause_s=0.0))
     wait_until_it_trains(tmp_path, 6)
-    if moment == "checkpoint":
-        wait_until(lambda: checkpoints(tmp_path), 30.0, "a checkpoint")
+    wait_until(lambda: checkpoints(tmp_path), 30.0, "a checkpoint")
     assert run_members(test_run_id)
     slurm.slurm("scancel", job)
     slurm.wait_for(job, "CANCELLED")
     wait_until(lambda: not run_members(test_run_id), NOTHING_LEFT_WITHIN_S, "the end of all processes")
-    if moment == "checkpoint":
-        latest = Result.from_path(next((tmp_path / "runs").iterdir())).checkpoint
-        assert latest is not None
-        assert len((latest.remote_path or Path(latest.path)).joinpath("bytes").read_bytes()) == options["bytes"]
+    latest = Result.from_path(next((tmp_path / "runs").iterdir())).checkpoint
+    assert latest is not None
+    assert len((latest.remote_path or Path(latest.path)).joinpath("bytes").read_bytes()) == size

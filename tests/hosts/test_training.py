@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from tests.hosts.lab import ROOT
 from tests.hosts.user import MAIN, User
 
 sampled = pytest.mark.sample(4, of="training on several hosts")
@@ -59,38 +56,6 @@ def test_the_users_own_network_variables_win(user: User) -> None:
 
 
 # -- what goes along -------------------------------------------------------------------------------------------------
-
-SURROUNDINGS = """
-import sibling
-
-def train():
-    distrain.report({
-        "host": socket.gethostname(), "home": os.environ["HOME"], "cwd": os.getcwd(), "argv": sys.argv,
-        "python": sys.executable, "distrain": distrain.__file__, "sibling": sibling.word,
-        "variables": {name: os.environ.get(name) for name in ("NCCL_DEBUG", "MINE", "SECRET", "HOSTS_OWN")},
-        "hosts": os.environ.get("DISTRAIN_HOSTFILE"),
-    })
-"""
-
-
-@sampled
-def test_every_host_has_its_home_and_interpreter_and_the_users_directory_and_path(user: User) -> None:
-    (user.folder / "sibling.py").write_text("word = 'sibling'")
-    call = 'num_workers=6, run={"worker_runtime_env": {"env_vars": {"MINE": "for all"}}}'
-    own = {"NCCL_DEBUG": "WARN", "SECRET": "not for others", "DISTRAIN_HOSTFILE": str(user.lab.hostfile)}
-    reports = user.trains(SURROUNDINGS, call, **own).reports()
-    for report in reports:
-        assert report["home"] == f"{user.lab.folder}/homes/{report['host']}"
-        assert report["cwd"] == str(user.folder)
-        assert report["argv"] == ["script.py"]
-        assert report["sibling"] == "sibling"
-        assert report["variables"] == {"NCCL_DEBUG": "WARN", "MINE": "for all", "SECRET": None, "HOSTS_OWN": None}
-        assert report["hosts"] is None
-    pythons = {report["host"]: (report["python"], report["distrain"]) for report in reports}
-    assert pythons["alpha"] == pythons["beta"] == (sys.executable, f"{ROOT}/distrain/__init__.py")
-    python, package = pythons["gamma"]
-    assert python == str(user.lab.other_python)
-    assert package.startswith(f"{user.lab.folder}/homes/gamma/.cache/distrain/programs/")
 
 
 SPY = """

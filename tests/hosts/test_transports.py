@@ -1,6 +1,6 @@
-"""One table of behaviour for every transport: this machine, ssh, srun, and a command of the user.
+"""Transports other than ssh: srun, and a command of the user.
 
-The hosts are those of one lab, with sshd and slurmd. The command of the user enters the namespaces of a host, as
+The hosts are those of one lab with slurmd. The command of the user enters the namespaces of a host, as
 ``docker exec -i`` enters those of a container.
 """
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-TRANSPORTS = ("local", "ssh", "slurm", "template")
 
 SCRIPT = """
 import json, os, signal, socket, sys, tempfile, time
@@ -77,9 +76,8 @@ class Way:
 
     def __init__(self, lab: SlurmLab, transport: str) -> None:
         self.lab = lab
-        self.is_local = transport == "local"
         self.before = ("salloc", "-Q", "--nodes=3", f"--ntasks-per-node={SLOTS}") if transport == "slurm" else ()
-        self.hosts = None if transport in ("local", "slurm") else ",".join(f"{node}:{SLOTS}" for node in NODES)
+        self.hosts = ",".join(f"{node}:{SLOTS}" for node in NODES) if transport == "template" else None
         self.transport = entering(lab.folder) if transport == "template" else transport
 
     def start(self, place: Path, what: str) -> subprocess.Popen[str]:
@@ -106,9 +104,6 @@ def way(request: pytest.FixtureRequest, lab: SlurmLab) -> Way:
     return Way(lab, request.param)
 
 
-over_every_transport = pytest.mark.parametrize("way", TRANSPORTS, indirect=True)
-
-
 def last_hosts(place: Path) -> list[str]:
     """Return the host of each rank at its last report."""
     lines = [json.loads(line) for line in (place / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -122,18 +117,14 @@ def reports(place: Path) -> int:
     return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
 
-# -- the table -------------------------------------------------------------------------------------------------------
-
-
-@over_every_transport
-@pytest.mark.sample(2)
+@pytest.mark.parametrize("way", ["slurm", "template"], indirect=True)
 def test_ranks_train_where_the_slots_are_and_restart_after_a_crash(way: Way, tmp_path: Path) -> None:
     user = way.start(tmp_path, "crash")
     output, _ = user.communicate(timeout=90)
     assert user.returncode == 0, output
     assert "rank 1" in output
     assert "killed by SIGKILL" in output
-    assert last_hosts(tmp_path) == (["head"] * 4 if way.is_local else ["n1", "n1", "n2", "n2"])
+    assert last_hosts(tmp_path) == ["n1", "n1", "n2", "n2"]
     lines = [json.loads(line) for line in (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line["metrics"]["step"] for line in lines if line["rank"] == 0]
     assert steps == [0, 1, 2, 3], "it went on at the checkpoint"
@@ -142,8 +133,8 @@ def test_ranks_train_where_the_slots_are_and_restart_after_a_crash(way: Way, tmp
 @pytest.mark.parametrize(
     ("way", "what"),
     [
-        *((transport, "the processes of a host") for transport in TRANSPORTS[1:]),
-        ("ssh", "the program that connects"),
+        ("slurm", "the processes of a host"),
+        ("template", "the processes of a host"),
         ("slurm", "the program that connects"),  # nsenter hands its pipes over, and may end
     ],
     indirect=["way"],

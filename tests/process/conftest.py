@@ -7,7 +7,6 @@ import json
 import logging
 import sys
 import tempfile
-import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ import cloudpickle
 import fsspec
 import pytest
 
-import distrain
 from distrain import BackendConfig, Checkpoint, Result, RunConfig, ScalingConfig
 from distrain.coordinator.connection.transport import CommandTransport, LocalTransport, Transport
 from distrain.coordinator.fit import run_work
@@ -93,13 +91,6 @@ def wait_for_reports(run: Path) -> None:
     """Wait until a rank of the run has reported."""
     metrics = run / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and bool(metrics.read_bytes()), what="a rank has reported")
-
-
-def await_the_last_write_of_run_json() -> None:
-    """Wait in train_func of a run with one worker until the coordinator has written run.json, which it does soon."""
-    manifest = Path(distrain.get_context().get_trial_dir(), "run.json")
-    while not any(attempt["training"] for attempt in json.loads(manifest.read_bytes())["attempts"][-1:]):
-        time.sleep(0.01)
 
 
 def make_fake_ssh(folder: Path, body: str = SSH_THAT_EXECUTES) -> CommandTransport:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-sampled = pytest.mark.sample(2, of="scripts of Ray")
-
 SCRIPT = """
 import argparse, os
 from ray import train
@@ -49,7 +47,6 @@ if __name__ == "__main__":
 """
 
 
-@sampled
 def test_a_script_of_ray_trains_on_another_host(tmp_path: Path) -> None:
     """The host has nothing of this environment, but for what distrain forwards."""
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -86,7 +83,6 @@ main()
 """
 
 
-@sampled
 def test_a_module_that_fails_shows_its_own_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With spawned workers, and the variable instead of the option."""
     monkeypatch.setenv("DISTRAIN_AS_RAY", "1")
@@ -99,7 +95,6 @@ def test_a_module_that_fails_shows_its_own_lines(tmp_path: Path, monkeypatch: py
     assert "ModuleNotFoundError: ray has no 'serve' here: distrain does not serve models" in trace.splitlines()[-1]
 
 
-@sampled
 def test_the_script_of_xgboost_in_the_documentation(tmp_path: Path) -> None:
     """With two workers, which train one model."""
     pytest.importorskip("xgboost")

@@ -96,8 +96,7 @@ def test_large_configs_and_return_values_arrive(any_fit: Fit) -> None:
     assert any_fit(lambda config: config["data"], {"data": data}).return_value == data
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("redirections", ["<&-", ">&- 2>&-", "<&- >&- 2>&-", ">/dev/full"])
+@pytest.mark.parametrize("redirections", ["<&-", "<&- >&- 2>&-", ">/dev/full"])
 def test_closed_standard_streams_do_no_harm(tmp_path: Path, redirections: str) -> None:
     script = tmp_path / "script.py"
     script.write_text("""
