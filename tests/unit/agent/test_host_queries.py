@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from distrain import wire
-from distrain.agent import host_queries
 from distrain.agent.host_queries import HostQueries
 from distrain.system.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-ASKED = wire.ProbeHost(nonce="nonce", packages=["cloudpickle", "missing"], sys_path=[None])
 
 
 class Host:
@@ -61,17 +56,3 @@ def test_an_address_that_cannot_be_had_is_said(host: Host) -> None:
     there = host.answer(wire.ProbeHost(nonce="nonce", is_reached=True, address="192.0.2.1"))
     assert (there.address, there.port) == ("", 0)
     assert there.failed is not None
-
-
-def test_a_file_system_that_hangs_does_not_block_another_answer(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A read from a named pipe waits for a writer."""
-    os.mkfifo(tmp_path / "hangs")
-    monkeypatch.setattr(
-        host_queries, "disk_free_bytes", lambda folder: len(Path(folder).read_text()) if "hangs" in folder else 0
-    )
-    host.queries.probe(wire.ProbeHost(nonce="hangs", is_thorough=True, folder=str(tmp_path / "hangs")))
-    assert host.answer(ASKED).nonce == "nonce"
-    (tmp_path / "hangs").write_text("now")
-    assert host.wait(2).nonce == "hangs"

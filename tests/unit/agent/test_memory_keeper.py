@@ -73,17 +73,12 @@ class Host:
         assert isinstance(got, answer), got
         return got
 
-    def names(self, pattern: str = "rank_*/*") -> list[str]:
-        return sorted(str(path.relative_to(self.root)) for path in self.root.glob(pattern))
-
 
 class Cluster:
     """Hosts ``a``, ``b``, ...: rank 0 runs on the first, and each has the copy of the one before."""
 
     def __init__(self, count: int) -> None:
         self.loop = Loop()
-        self.lost: set[str] = set()
-        self.relayed: list[wire.ReadPart] = []
         self.hosts = {name: Host(self, name, rank) for rank, name in enumerate("abc"[:count])}
 
     def __iter__(self) -> Iterator[Host]:
@@ -102,10 +97,6 @@ class Cluster:
         """Do as the coordinator does."""
         if isinstance(message, wire.PartRead):
             self.hosts[message.reader].keeper.handle(message)
-            return
-        self.relayed.append(message)
-        if message.host in self.lost:
-            self.relay(wire.PartRead(reader=message.reader, number=message.number, failed="the host is lost"))
         else:
             self.hosts[message.host].keeper.handle(message)
 

@@ -155,10 +155,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda folder: rewrite(folder / MANIFEST_FILE, lambda data: data[:20]),
         f"{MANIFEST_FILE} cannot be parsed",
     ),
-    "another manifest": (
-        lambda folder: rewrite(folder / MANIFEST_FILE, lambda data: b'{"files": []}'),
-        f"{MANIFEST_FILE} cannot be parsed",
-    ),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -30,19 +29,6 @@ def background(loop: Loop) -> Iterator[Background]:
     background = Background(loop, "test")
     yield background
     background.close()
-
-
-def test_work_is_done_in_order_and_reported_in_the_loops_thread(loop: Loop, background: Background) -> None:
-    done: list[tuple[int, bool, bool]] = []
-    me = threading.current_thread()
-    for number in range(100):
-        background.do(
-            lambda number=number: (number, threading.current_thread() is me),
-            lambda result: done.append((*result, threading.current_thread() is me)),
-        )
-    while background.pending:
-        loop.step()
-    assert done == [(number, False, True) for number in range(100)]
 
 
 def test_without_a_loop_work_is_done_at_once() -> None:

@@ -48,18 +48,6 @@ def test_data_comes_before_a_timer_that_is_due(loop: Loop, pipe: tuple[int, int]
     assert calls == ["heard"]
 
 
-def test_silence_is_counted_from_the_end_of_a_pause(loop: Loop) -> None:
-    """SIGSTOP, or a suspended machine: the others may have paused, too."""
-    heard_at = loop.now
-    loop.call_in("ping", 0.01, lambda: None)
-    loop.step()
-    assert loop.silence_s(heard_at) > 0.0
-    loop.call_in("ping", 0.01, lambda: None)
-    time.sleep(0.6)
-    loop.step()
-    assert loop.silence_s(heard_at) == 0.0
-
-
 def test_signals_of_a_forked_child_are_its_own(loop: Loop) -> None:
     heard: list[int] = []
     began, begins = os.pipe()

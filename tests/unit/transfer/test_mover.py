@@ -6,13 +6,10 @@ import errno
 import json
 import os
 import shlex
-import signal
 import threading
 import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from distrain import wire
@@ -24,10 +21,10 @@ from distrain.transfer.stream import Reader, RefusedError, StreamEndedError, che
 from distrain.transfer.stream_server import serve
 from distrain.wire.child_link import ChildLink
 from distrain.wire.shipped_file import ShippedFile
-from tests.conftest import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 SERVER = process.bootstrap_argv("stream-server")
 
@@ -238,11 +235,6 @@ def test_a_host_reads_on_after_an_error_so_that_it_can_name_it(tmp_path: Path, m
 # -- streams that end ------------------------------------------------------------------------------------------------
 
 
-def is_arriving(folder: Path, size: int) -> bool:
-    """Return whether a file of about this size is where files are until all have arrived."""
-    return any(path.stat().st_size > size - (2 << 20) for path in Path(staging_for(folder)).glob(".new-*/*"))
-
-
 def staging_for(folder: Path) -> str:
     """Return a directory that the agent would have made for a run."""
     staging = next(parent for parent in folder.parents if parent.exists()) / "staging"
@@ -328,24 +320,3 @@ def test_orders_are_answered_in_their_order(program: ChildLink, tmp_path: Path) 
         assert not program.channel.at_end
     assert [getattr(answer, "failed", None) is None for answer in answers] == [False, True, True]
     assert isinstance(answers[2], wire.OrderDone)
-
-
-@pytest.mark.parametrize("end", [signal.SIGKILL, None], ids=["killed", "end of orders"])
-def test_nothing_remains_of_a_mover(program: ChildLink, tmp_path: Path, end: signal.Signals | None) -> None:
-    model = written(tmp_path / "model", bytes(9_000_000))
-    os.mkfifo(tmp_path / "pipe")
-    files = [file_at(model), *([file_at(tmp_path / "pipe")] if end else [])]
-    there = tmp_path / "there"
-    program.channel.send(deliver_order(there, tmp_path, files))
-    if end is None:
-        assert program.channel.wait()
-    wait_until(lambda: (there / "model").exists() or is_arriving(there, 9_000_000), what="the file")
-    [server] = psutil.Process(program.process.pid).children()
-    if end is None:
-        program.channel.close()
-    else:
-        program.process.send_signal(end)
-    program.process.wait(10)
-    wait_until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, what="the end of the server")
-    assert there.exists() == (end is None)
-    assert os.listdir(staging_for(there)) == []

@@ -48,7 +48,6 @@ class Host:
         python: str = sys.executable,
         flags: tuple[str, ...] = BARE,
         root: str = "/nowhere/distrain",
-        tool: tuple[str, ...] = (),
         name: str = "agent",
     ) -> subprocess.Popen[bytes]:
         """Start a program that ends at once: an agent finds nothing to kill, a validator nothing to do."""
@@ -57,7 +56,7 @@ class Host:
         argv[argv.index(str(process.own_package()))] = root
         variables = [f"{name}={value}" for name, value in self.environment.items()]
         started = subprocess.Popen(
-            ["/usr/bin/env", "-i", *variables, *tool, *argv],
+            ["/usr/bin/env", "-i", *variables, *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -95,18 +95,6 @@ class Listener:
         self.ends += not frames
 
 
-def test_the_loop_hears_frames_and_then_the_end_once(loop: Loop, pair: Pair) -> None:
-    listener = Listener(loop, pair.near)
-    pair.far.send(wire.Ping())
-    pair.far.send(wire.Close())
-    pair.far.close()
-    while not listener.ends:
-        loop.step()
-    loop.call_in("later", 0.01, loop.stop)
-    loop.run()
-    assert (listener.heard, listener.ends) == ([wire.Ping(), wire.Close()], 1)
-
-
 def test_what_is_queued_is_written_before_the_channel_closes(loop: Loop, pair: Pair) -> None:
     def send_and_close() -> None:
         pair.near.queue(wire.Ping())

@@ -17,18 +17,16 @@ import torch
 
 import distrain
 from distrain import Checkpoint, CheckpointUploadMode, wire
-from distrain.api import current
-from distrain.api.context import TrainContext
 from distrain.errors import CheckpointError
 from distrain.system import scratch
-from distrain.wire.channel import Channel
 from distrain.worker.reporting import memory_part
 from distrain.worker.reporting.memory_part import MemoryParts, Part, is_short
-from distrain.worker.session import Session
 from tests.conftest import CHANGES, REFUSED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.unit.worker.conftest import Worker
 
 MEMORY = CheckpointUploadMode.MEMORY
 
@@ -170,39 +168,10 @@ def test_a_full_file_system_does_not_kill_the_process(tmp_path: Path) -> None:
 # -- report() --------------------------------------------------------------------------------------------------------
 
 
-class Worker:
-    """A session with memory, and the other end of its channel."""
-
-    def __init__(self, root: Path, home: Path, *, prefers_memory: bool) -> None:
-        (read_down, write_down), (read_up, write_up) = os.pipe(), os.pipe()
-        context = TrainContext(
-            world_rank=1, world_size=4, local_rank=1, local_world_size=2, node_rank=0, run_name="run",
-            storage_path=str(root / "runs"), attempt=2, devices=(),
-        )  # fmt: skip
-        self.channel = Channel(read_down, write_up)
-        self.coordinator = Channel(read_up, write_down)
-        self.session = Session(self.channel, context, None)
-        self.session._memory, self.session._prefers_memory = MemoryParts(home), prefers_memory
-
-    def tell(self, kind: type[Any], **fields: Any) -> None:
-        self.coordinator.send(kind(attempt=2, rank=1, **fields))
-
-    def commit(self, ordinal: int, path: str = "/runs/run/checkpoint") -> None:
-        self.tell(wire.CommitDone, ordinal=ordinal, path=path, has_files=bool(path))
-
-    def said(self) -> list[Any]:
-        return [frame.message() for frame in self.coordinator.receive()]
-
-
 @pytest.fixture
-def worker(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[Worker]:
-    made = Worker(tmp_path, home, prefers_memory=getattr(request, "param", False))
-    monkeypatch.setattr(current, "session", made.session)
-    yield made
-    made.channel.close()
-    made.coordinator.close()
+def worker(worker: Worker, home: Path) -> Worker:
+    worker.session._memory, worker.session._prefers_memory = MemoryParts(home), False
+    return worker
 
 
 def report(checkpoint: Checkpoint | None = None, mode: CheckpointUploadMode = MEMORY, **options: Any) -> None:
@@ -236,7 +205,7 @@ def test_only_a_lack_of_memory_is_told_as_one(
         assert said[1].failed == short
         return
     assert isinstance(said[1], wire.FilesCopied)
-    worker.tell(wire.FilesStored, ordinal=1, failed=said[1].failed)
+    worker.coordinator.send(wire.FilesStored(attempt=2, rank=1, ordinal=1, failed=said[1].failed))
     with pytest.raises(CheckpointError, match=f"could not be stored: {type(error).__name__}: .*{error.args[-1]}"):
         report()
 
@@ -244,7 +213,7 @@ def test_only_a_lack_of_memory_is_told_as_one(
 def test_without_an_agent_it_is_stored_and_said_once(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
     worker.session._memory = None
     for ordinal in (1, 2):
-        worker.tell(wire.FilesStored, ordinal=ordinal)
+        worker.coordinator.send(wire.FilesStored(attempt=2, rank=1, ordinal=ordinal))
     for _ in range(2):
         worker.session._uploading.clear()
         worker.session._store = lambda ordinal, folder, files: None  # type: ignore[method-assign]

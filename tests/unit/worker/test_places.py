@@ -85,13 +85,6 @@ def calls_a_part() -> set[str]:
     return _names() if places else part()  # type: ignore[return-value, func-returns-value]
 
 
-def calls_in_a_nested_function() -> set[str]:
-    def later() -> None:
-        _meets()
-
-    return _names() if places else later()  # type: ignore[return-value, func-returns-value]
-
-
 def _with_closure(function: Callable[[], Any]) -> Callable[[], set[str]]:
     def calls_from_a_closure() -> set[str]:
         return _names() if places else function()  # type: ignore[no-any-return]
@@ -103,7 +96,7 @@ def _with_closure(function: Callable[[], Any]) -> Callable[[], set[str]]:
     "function",
     [
         calls_a_function, calls_a_method_of_an_object, calls_a_part,
-        calls_in_a_nested_function, _with_closure(_meets), _with_closure(helper.method), _with_closure(part),
+        _with_closure(_meets), _with_closure(helper.method), _with_closure(part),
     ],
 )  # fmt: skip
 def test_names_are_found_wherever_running_code_can_reach_them(function: Callable[[], set[str]]) -> None:

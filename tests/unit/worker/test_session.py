@@ -21,50 +21,13 @@ from distrain.api import current
 from distrain.api.context import TrainContext
 from distrain.errors import CheckpointError
 from distrain.storage.checkpoint import Checkpoint
-from distrain.wire.channel import Channel
 from distrain.worker.reporting.checks import is_kept
 from distrain.worker.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-
-class Worker:
-    """A session and the other end of its channel."""
-
-    def __init__(self, root: Path) -> None:
-        (read_down, write_down), (read_up, write_up) = os.pipe(), os.pipe()
-        context = TrainContext(
-            world_rank=1, world_size=4, local_rank=1, local_world_size=2, node_rank=0, run_name="run",
-            storage_path=str(root / "runs"), attempt=2, devices=(),
-        )  # fmt: skip
-        self.channel = Channel(read_down, write_up)
-        self.coordinator = Channel(read_up, write_down)
-        self.session = Session(self.channel, context, None)
-
-    def orders_copy(self, ordinal: int, directory: Path, *files: str) -> None:
-        self.coordinator.send(
-            wire.CopyFiles(attempt=2, rank=1, ordinal=ordinal, directory=str(directory), files=list(files))
-        )
-
-    def commits(self, ordinal: int, path: Path, *, has_files: bool = True) -> None:
-        self.coordinator.send(wire.CommitDone(attempt=2, rank=1, ordinal=ordinal, path=str(path), has_files=has_files))
-
-    def lists_checkpoints(self, index: int = 1) -> None:
-        """Answer the n-th question for the checkpoints, which are known by then."""
-        self.coordinator.send(wire.CheckpointList(attempt=2, rank=1, index=index, body=b"[]"))
-
-    def said(self) -> list[Any]:
-        return [frame.message() for frame in self.coordinator.receive()]
-
-
-@pytest.fixture
-def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
-    made = Worker(tmp_path)
-    monkeypatch.setattr(current, "session", made.session)
-    yield made
-    made.channel.close()
-    made.coordinator.close()
+    from tests.unit.worker.conftest import Worker
 
 
 def failed_calls(said: list[Any]) -> list[tuple[int, int | None]]:
@@ -254,6 +217,37 @@ def test_directories_that_somebody_needs_are_never_deleted(
     assert is_kept(Checkpoint(folder), context)
 
 
+# -- local files -----------------------------------------------------------------------------------------------------
+
+
+def report_and_delete(worker: Worker, folder: Path, target: Path, ordinal: int = 1) -> None:
+    worker.orders_copy(ordinal, target, "model.pt", "rng-1.bin")
+    distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=True)
+
+
+def test_local_files_stay_until_they_are_committed_and_the_rank_is_done(
+    worker: Worker, folder: Path, tmp_path: Path
+) -> None:
+    report_and_delete(worker, folder, tmp_path / "target")
+    assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
+    worker.commits(1, tmp_path)
+    worker.lists_checkpoints()
+    distrain.get_checkpoint()
+    assert folder.exists()  # train_func may just be writing the next checkpoint into it
+    worker.session.wait_for_commits()
+    assert not folder.exists()
+    assert sorted(os.listdir(tmp_path / "target")) == ["model.pt", "rng-1.bin"]
+
+
+def test_local_files_that_could_not_be_stored_stay(worker: Worker, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("no directory")
+    with pytest.raises(OSError, match="target"):
+        report_and_delete(worker, folder, tmp_path / "target")
+    assert worker.said()[-1].failed
+    worker.session.wait_for_commits()  # for nothing
+    assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
+
+
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -342,13 +336,3 @@ def test_the_context_and_the_functions_of_air_agree(monkeypatch: pytest.MonkeyPa
     }  # fmt: skip
     for name, value in expected.items():
         assert getattr(session, f"get_{name}")() == getattr(CONTEXT, f"get_{name}")() == value
-
-
-def test_the_storage_says_where_things_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    storage = dataclasses.replace(CONTEXT, storage_path=str(tmp_path)).get_storage()
-    assert storage.experiment_fs_path == f"{tmp_path}/run"
-    assert storage.experiment_dir_name == "run"
-    assert storage.build_checkpoint_path_from_name("checkpoint_000001") == f"{tmp_path}/run/checkpoint_000001"
-    storage.storage_filesystem.makedirs(storage.experiment_fs_path)
-    assert (tmp_path / "run").is_dir()
