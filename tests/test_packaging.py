@@ -1,4 +1,4 @@
-"""What is published: the sdist, the wheel and their metadata."""
+"""The published files: the sdist, the wheel and their metadata."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ KILLS = {
     ("agent", "forkserver"): LOST,
     ("user", "agent", "forkserver", *(f"worker {rank}" for rank in range(WORKERS))): "",  # killall python
 }
-"""What fit() says, by the processes that are killed."""
+"""The error of fit(), by the processes that are killed."""
 
 
 @pytest.mark.sample(4)

@@ -31,7 +31,7 @@ class Bucket:
         """By path: content and version."""
         self.is_broken = False
         self.slow_s = 0.0
-        """What is added to the time of an operation, at most."""
+        """The most seconds that are added to an operation."""
         self._world = world
         self._versions = itertools.count()
 

@@ -82,7 +82,7 @@ class End:
 
 
 class SimulatedChild:
-    """What distrain uses of ChildLink: the child dies with its parent."""
+    """A ChildLink to a process of the world. The child dies with its parent."""
 
     def __init__(self, argv: Sequence[str], **how: Any) -> None:
         world = SimulatedLoop.world

@@ -19,12 +19,12 @@ _COST_S = 0.003
 
 
 class Disk:
-    """What is below ``root``. The rest of the file system neither fails nor forgets."""
+    """The files below ``root``. The rest of the file system neither fails nor forgets."""
 
     def __init__(self, world: World, root: Path, *, forgets: bool) -> None:
         self._world, self._root, self._forgets = world, str(root), forgets
         self.errno = 0
-        """What writing fails with now; 0: nothing."""
+        """The error that writing has now; 0: none."""
         self.full: set[str] = set()
         """Other directories, on which nothing can be written now."""
         self.slow: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What disturbs a run. Each function strikes once; it does nothing if what it would strike does not exist now."""
+"""The faults that disturb a run. Each function strikes once, and does nothing if its target does not exist now."""
 
 from __future__ import annotations
 
@@ -180,27 +180,29 @@ def flip_bucket(play: Play, fault: Fault) -> None:
 
 
 def kill_coordinator(play: Play, fault: Fault) -> None:
-    life = play.lives[-1]
-    if life.process.is_alive:
+    if play.lives[-1].process.is_alive:
         play.world.say("fit() is killed")
-        life.was_killed = True
-        life.process.kill()
-        play.world.after(fault.lasts, play.begin_again)
+        _kill_fit(play, fault)
 
 
 def lose_power(play: Play, fault: Fault) -> None:
     """All machines go out at once, and the one with the storage forgets what it has not flushed."""
-    life = play.lives[-1]
-    if life.process.is_alive:
+    if play.lives[-1].process.is_alive:
         play.world.say("the power fails")
-        life.was_killed = True
-        life.process.kill()
+        _kill_fit(play, fault)
         for host in play.hosts.values():
             host.die()
             host.is_up = True
         for text in play.disk.lose_power():
             play.world.say(text)
-        play.world.after(fault.lasts, play.begin_again)
+
+
+def _kill_fit(play: Play, fault: Fault) -> None:
+    """Kill the process that calls fit(), and start it again later."""
+    life = play.lives[-1]
+    life.was_killed = True
+    life.process.kill()
+    play.world.after(fault.lasts, play.begin_again)
 
 
 def stop_coordinator(play: Play, fault: Fault) -> None:

@@ -445,7 +445,7 @@ class _LacksStorage:
 
 
 _watches: list[Callable[[str], None]] = []
-"""What is told of every path that is used, during a play."""
+"""Functions that are told of every path that is used, during a play."""
 
 
 def _audit(event: str, given: tuple[Any, ...]) -> None:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from tests.simulation.play import Life, Play
 
 _STOPS = (PreemptionError, KeyboardInterrupt)
-
-
 STORAGE_FAULTS = ("full disk", "broken disk", "read only disk", "broken bucket")
 """Faults with which distrain may fail to write something."""
 
@@ -439,7 +437,7 @@ def nothing_unfinished_is_left(play: Play) -> Iterator[str]:
 
 
 def files_come_back(play: Play) -> Iterator[str]:
-    """What a rank has written into get_trial_dir() is in the run directory after the run, or a warning names it."""
+    """Files that a rank has written into get_trial_dir() come to the run directory, or a warning names them."""
     said = " ".join(text for _, text in play.world.story)
     if any(life.was_killed for life in play.lives):
         return
@@ -449,7 +447,7 @@ def files_come_back(play: Play) -> Iterator[str]:
 
 
 def ranks_read_whole_checkpoints(play: Play) -> Iterator[str]:
-    """What a rank reads has been saved with one call of report() of all ranks."""
+    """A checkpoint that a rank reads was saved with one call of report() of all ranks."""
     for rank, checkpoint, states in play.loaded:
         if len({(state["step"], state["attempt"], state["life"]) for state in states}) > 1 and not play.flipped:
             yield f"{rank.process.name} reads {checkpoint.path}, which mixes {states}"
