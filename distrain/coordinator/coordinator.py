@@ -382,14 +382,15 @@ class Coordinator:
         """Bring a checkpoint to a rank. A host gets no other directory of this machine."""
         self.hang_monitor.progress()
         self.report_handler.handle(asked)
+        path = self.store.moved.get(asked.path, asked.path)
         own = {str(saved.path) for saved in self.store.committed}
         if self._memory.has(asked.path):
             self._memory.fetch(host, asked.path, partial(self._on_fetched, asked))
-        elif asked.path in {*own, self.machine.checkpoint, self.request.checkpoint}:
+        elif path in {*own, self.machine.checkpoint, self.request.checkpoint}:
             if self._host_files.lacks_storage(host):
-                self._copies.fetch(host, asked.path, partial(self._on_fetched, asked))
+                self._copies.fetch(host, path, partial(self._on_fetched, asked))
             else:  # it was stored from memory just now, or somebody has deleted it: the rank sees which
-                self._on_fetched(asked, asked.path)
+                self._on_fetched(asked, path)
         else:
             text = (
                 f"there is no directory {asked.path} on {host}, and this run has no such checkpoint (was it deleted by "

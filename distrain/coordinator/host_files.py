@@ -70,15 +70,14 @@ class Shipping:
 class _Host:
     """The state of one host.
 
-    then: called once it is set up. question: the latest one. answer: what it said when it was set up last. brought: the
-    directory that got the project last. deliveries: callbacks for the answers that its mover owes.
+    then: called once it is set up. question: the latest one. brought: the directory that got the project last.
+    deliveries: callbacks for the answers that its mover owes.
     """
 
     then: list[Callable[[], None]] = field(default_factory=list)
     question: wire.SetUpHost | None = None
     open_questions: int = 0
     is_set_up: bool = False
-    answer: wire.HostSetUp = field(default_factory=wire.HostSetUp)
     tries: int = 0
     brought: str = ""
     mover: OrderLink | None = None
@@ -108,8 +107,10 @@ class HostFiles:
         self._waiting: set[str] = set()
         """Hosts that are asked when a thread has found the project as it is now."""
         self._announced: set[str] = set()
-        self._lost: dict[str, str] = {}
-        """By lost host that did not see the storage: where its ranks have written files."""
+        self._answers: dict[str, wire.HostSetUp] = {}
+        """What every host said when it was set up last. It may be lost by now, and about to be asked again."""
+        self._lost: set[str] = set()
+        """Hosts that are lost, and have not been set up again."""
 
     # -- setting up hosts -----------------------------------------------------------------------------------------
 
@@ -190,8 +191,8 @@ class HostFiles:
         elif answer.wanted:
             self._bring(host, state, answer)
         else:
-            state.is_set_up, state.tries, state.answer = True, 0, answer
-            self._lost.pop(host, None)
+            state.is_set_up, state.tries, self._answers[host] = True, 0, answer
+            self._lost.discard(host)
             waiting, state.then = state.then, []
             for then in waiting:
                 then()
@@ -231,7 +232,7 @@ class HostFiles:
         for host in hosts:
             if self.lacks_storage(host) and host not in self._announced:
                 self._announced.add(host)
-                by_problem.setdefault(self._hosts[host].answer.storage_problem or "", []).append(host)
+                by_problem.setdefault(self._answers[host].storage_problem or "", []).append(host)
         for problem, names in by_problem.items():
             see, their = ("does", "its") if len(names) == 1 else ("do", "their")
             say(
@@ -240,12 +241,12 @@ class HostFiles:
             )
 
     def lacks_storage(self, host: str) -> bool:
-        """Return whether a host does not see the storage."""
-        return host in self._hosts and self._hosts[host].answer.storage_problem is not None
+        """Return whether a host does not see the storage, as far as is known."""
+        return host in self._answers and self._answers[host].storage_problem is not None
 
     def checkpoints_on(self, host: str) -> str:
         """Return the directory of a host for checkpoints that are copied there."""
-        return self._hosts[host].answer.checkpoints
+        return self._answers[host].checkpoints
 
     # -- the movers -----------------------------------------------------------------------------------------------
 
@@ -260,20 +261,16 @@ class HostFiles:
 
     def bring_back(self, host: str) -> None:
         """Begin to copy what ranks have written into get_trial_dir() to the run directory, if the host lacks that."""
-        if not self.lacks_storage(host):
+        if host in self._lost or not self.lacks_storage(host):
             return
-        folder, run, limit = (
-            self._hosts[host].answer.trial_dir,
-            self.shipping.question.storage,
-            self.shipping.fetch_limit,
-        )
+        folder, run, limit = self._answers[host].trial_dir, self.shipping.question.storage, self.shipping.fetch_limit
         order = wire.BringBack(folder=folder, run=run, host=host.replace("/", "_"), limit_bytes=limit)
         self.deliver(host, order, partial(_warn_of_left_files, host, folder))
 
     def warn_of_lost(self) -> None:
         """Say which hosts that have had ranks are lost, so that their files cannot be fetched."""
-        for host in self._lost.keys() & self._announced:
-            _warn_of_left_files(host, self._lost[host], "the host is lost")
+        for host in self._lost & self._announced:
+            _warn_of_left_files(host, self._answers[host].trial_dir, "the host is lost")
 
     @property
     def is_delivering(self) -> bool:
@@ -285,7 +282,7 @@ class HostFiles:
         self.send(host, wire.DeleteCheckpoints(directories=[folder]))
 
     def _mover(self, host: str) -> OrderLink:
-        state = self._hosts[host]
+        state = self._hosts.setdefault(host, _Host())
         if state.mover is None:
             answer = partial(self._on_answer, host, state)
             state.mover = OrderLink(self.loop, answer, "mover", json.dumps(self.stream(host)), flags=self.flags)
@@ -304,8 +301,7 @@ class HostFiles:
     def lost(self, host: str) -> None:
         """Forget a host that was lost, and end its transfers."""
         self.loop.cancel(f"set up {host}")
-        if self.lacks_storage(host):
-            self._lost[host] = self._hosts[host].answer.trial_dir
+        self._lost.add(host)
         state = self._hosts.pop(host, None)
         if state is not None and state.mover is not None:
             state.mover.close()

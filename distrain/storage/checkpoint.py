@@ -207,7 +207,10 @@ class Checkpoint:
         is_of_run = str(place.parent) == _run
         if (_lacks_storage and is_of_run) or ((_lacks_storage or is_of_run) and not _is_there(place)):
             found = _fetch(self.path)
-            return place if found == self.path else Path(found)
+            if found == self.path:
+                return place
+            folder, _, name = found.rpartition("/")
+            return place.parent / name if folder == _run else Path(found)
         return place
 
     def _check_exists(self) -> None:
@@ -458,6 +461,8 @@ def remote_files(checkpoint: RemotePath) -> list[str]:
             f"{checkpoint / MANIFEST_FILE} is damaged ({type(error).__name__}: {error}); use another checkpoint"
         ) from error
     except FileNotFoundError:
+        if not present and not checkpoint.exists():
+            raise
         if PENDING_FILE not in present:
             return present
         try:

@@ -33,4 +33,24 @@ KEPT = [
         collectives=False, asks_to_stop=True, looks=True, rolls_back=frozenset({(2, 3)}), meets=True,
         shares_files=False,
     ),
+    # A checkpoint of memory got another name in a bucket, while ranks were about to read it.
+    Scenario(
+        seed=41811522861076, steps=2, step_s=(1.5, 0.2), mode="MEMORY", storage_every_s=0.5,
+        rolls_back=frozenset({(0, 1)}), lists=True, bucket=True,
+    ),
+    # A checkpoint of a bucket was deleted while a rank looked at it, which got an empty directory.
+    Scenario(
+        seed=17892957655010, ranks=3, steps=7, step_s=(0.05, 0.05, 1.5), mode="ASYNC", saving="some", own_names=False,
+        collectives=False, looks=True, num_to_keep=1, score="min", raises=frozenset({(0, 0, 0)}),
+        rolls_back=frozenset({(1, 6)}), bucket=True, faults=(Fault(1.5344230933062477, "kill child", 6, 2),),
+    ),
+    # A host without the storage had just come back when the run ended, and was told to store a checkpoint there.
+    Scenario(
+        seed=26120792582286, hosts=2, steps=6, step_s=(0.05, 0.2), memory_every=3, storage_every_s=600,
+        own_names=False, shares_files=False,
+        faults=(
+            Fault(1.4936067421696606, "slow link", 1, 20), Fault(2.83787386261364, "full disk", 12, 20),
+            Fault(3.678983658947455, "kill child", 10, 20), Fault(3.8435285806518418, "slow disk", 8, 3),
+        ),
+    ),
 ]  # fmt: skip

@@ -330,6 +330,7 @@ def patched(of: World, play: Play) -> Iterator[None]:
     handler = logging.Handler()
     handler.emit = lambda record: of.say(record.getMessage())  # type: ignore[method-assign]
     flock = fcntl.flock
+    holders: dict[int, Process] = {}
 
     def take_lock(file: Any, how: int) -> None:
         fd = file if isinstance(file, int) else file.fileno()
@@ -342,14 +343,15 @@ def patched(of: World, play: Play) -> Iterator[None]:
                     raise
                 of.sleep(0.02)
         if of.current is not None:
-            status = os.fstat(fd)
+            status, process = os.fstat(fd), of.current.process
+            holders[fd] = process  # when one has closed a descriptor, another one may get the number
 
             def unlock() -> None:
                 with contextlib.suppress(OSError):
-                    if os.path.samestat(os.fstat(fd), status):
+                    if holders[fd] is process and os.path.samestat(os.fstat(fd), status):
                         flock(fd, fcntl.LOCK_UN)
 
-            of.current.process.at_death.append(unlock)
+            process.at_death.append(unlock)
 
     write = os.write
 

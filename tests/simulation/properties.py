@@ -26,6 +26,7 @@ from distrain.page.facts import Facts
 from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.storage.paths import DAMAGED_FILE
 from distrain.storage.records import PENDING, damage_of
+from distrain.storage.retention import score
 from distrain.storage.runs.listing import run_at
 from tests.simulation.bucket import checkpoint_folders, contents
 from tests.simulation.worker import BATCH
@@ -290,8 +291,15 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
     found = {path.name: manifest for path, manifest in _published(play)}
     committed = sorted({fact.index: fact for _, fact in play.told if isinstance(fact, Committed)}.items())
     facts = [fact for _, fact in committed]
-    if facts and facts[-1].index not in {manifest["index"] for manifest in found.values()}:
+    kept = {manifest["index"]: manifest["metrics"] for manifest in found.values()}
+    if facts and facts[-1].index > max(kept, default=-1):  # the one after it may be there: fit() was killed then
         yield f"{facts[-1].name}, the last, is not kept"
+    name, order = config.checkpoint_score_attribute, config.checkpoint_score_order
+    if name and not (play.scenario.rolls_back or play.scenario.validates or play.flipped):  # nothing else gives one up
+        complete = [fact for fact in facts if play.scenario.saving == "all" and not fact.is_in_memory]
+        best = max(complete, key=lambda fact: score(fact.metrics, name, order), default=None)
+        if best and score(best.metrics, name, order) > max(score(metrics, name, order) for metrics in kept.values()):
+            yield f"{best.name}, the best, is not kept"
     if len(found) > config.num_to_keep + 1:
         yield f"{len(found)} checkpoints are kept: {sorted(found)}"
 

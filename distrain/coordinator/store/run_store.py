@@ -183,6 +183,8 @@ class RunStore(ABC):
         """The local directory for small files."""
         self.next_index = 0
         """The number of the next checkpoint."""
+        self.moved: dict[str, str] = {}
+        """Where checkpoints are that got another name when they were stored from memory, by the path ranks may have."""
         self._given_up: set[int] = set()
         """The indices of checkpoints that turned out to be wrong."""
         self._open_commits = 0
@@ -418,6 +420,7 @@ class RunStore(ABC):
 
         now: what its manifest must say, even if the run has given it up. stored: what was written.
         """
+        self.moved[str(self.location / now["name"])] = str(path)
         self.committed = [
             replace(saved, path=path, manifest=None) if saved.index == now["index"] else saved
             for saved in self.committed
