@@ -60,6 +60,10 @@ def kill_child(play: Play, fault: Fault) -> None:
     living = [one for one in play.world.processes if one.is_alive and one.name.startswith(programs)]
     if (victim := _chosen(living, fault)) is not None:
         play.world.say(f"the {victim.name} is killed")
+        is_uploader = victim.name.startswith("uploader")
+        play.hit_hosts |= (
+            {victim.host.name} if is_uploader else {name for name, host in play.hosts.items() if not host.sees_storage}
+        )
         victim.kill()
 
 
@@ -76,7 +80,7 @@ def stop_agent(play: Play, fault: Fault) -> None:
 
 def slow_link(play: Play, fault: Fault) -> None:
     if (host := _chosen(play.up(), fault)) is not None:
-        play.world.say(f"the link to {host.name} is slow for {fault.lasts:g} s")
+        play.hit_host(host, f"has a slow link for {fault.lasts:g} s")
         for line in _lines(play, host):
             line.delay_s = fault.lasts
             play.world.after(fault.lasts, lambda line=line: setattr(line, "delay_s", 0.0))
@@ -119,7 +123,7 @@ def slow_disk(play: Play, fault: Fault) -> None:
 
 def full_memory(play: Play, fault: Fault) -> None:
     if (host := _chosen(play.up(), fault)) is not None:
-        play.world.say(f"the memory of {host.name} is full for {fault.lasts:g} s")
+        play.hit_host(host, f"has its memory full for {fault.lasts:g} s")
         host.memory_is_full = True
         play.world.after(fault.lasts, lambda: setattr(host, "memory_is_full", False))
 
@@ -146,14 +150,14 @@ def _flip(play: Play, fault: Fault, files: list[Path]) -> None:
 
 def full_cache(play: Play, fault: Fault) -> None:
     host = _chosen(list(play.hosts.values()), fault)
-    play.world.say(f"the cache of {host.name} is full for {fault.lasts:g} s")
+    play.hit_host(host, f"has its cache full for {fault.lasts:g} s")
     play.disk.full.add(f"{host.root}/cache")
     play.world.after(fault.lasts, lambda: play.disk.full.discard(f"{host.root}/cache"))
 
 
 def no_streams(play: Play, fault: Fault) -> None:
     host = _chosen(list(play.hosts.values()), fault)
-    play.world.say(f"{host.name} takes no streams for {fault.lasts:g} s")
+    play.hit_host(host, f"takes no streams for {fault.lasts:g} s")
     host.takes_streams = False
     play.world.after(fault.lasts, lambda: setattr(host, "takes_streams", True))
 

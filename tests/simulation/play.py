@@ -93,6 +93,9 @@ class Play:
         self.first_steps: dict[int, int] = {}
         """By attempt: the reports before it that count."""
         self.hits: set[tuple[int, int, int]] = set()
+        self.hit_hosts: set[str] = set()
+        self.copied: list[tuple[float, str]] = []
+        """When a host was hit, and the newest checkpoint that had copies in the memory of others then."""
         """Life, attempt and rank of those that a fault has hit."""
         self.violations: list[str] = []
         self.stuck: dict[tuple[int, int], tuple[int, float]] = {}
@@ -264,7 +267,10 @@ class Play:
     def hit_host(self, host: Host, how: str) -> None:
         """Note that a fault hits a host, with its ranks."""
         self.world.say(f"{host.name} {how}")
-        self.hits |= {(rank.life, rank.attempt, rank.number) for rank in self.ranks() if rank.agent.host is host}
+        self.hit_hosts.add(host.name)
+        coordinator = self.lives[-1].coordinator
+        if coordinator is not None:
+            self.copied.append((self.world.now, coordinator._memory._safe))
 
 
 class _Run(run_module.Run):

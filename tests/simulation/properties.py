@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _STOPS = (PreemptionError, KeyboardInterrupt)
 STORAGE_FAULTS = ("full disk", "broken disk", "read only disk", "broken bucket")
 """Faults with which distrain may fail to write something."""
+_LOSING_MORE = ("kill coordinator", "stop coordinator", "lose power", "kill child")
+FLIPS = ("flip disk", "flip memory", "flip bucket")
 
 
 def _published(play: Play) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -90,9 +92,12 @@ def metrics_have_every_report_once(play: Play) -> Iterator[str]:
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for line in lines:
         found[line["attempt"], line["rank"]].append(line["index"])
-    for key, indexes in found.items():
-        failed = {call.index for call in play.calls if (call.attempt, call.rank) == key and call.failed}
-        wanted = [n for n in range(1, max(indexes) + 1) if n in indexes or n not in failed]
+    is_whole = not (any(life.was_killed for life in play.lives) or play.hit_hosts or _has(play, *STORAGE_FAULTS))
+    for key in {(call.attempt, call.rank) for call in play.calls}:
+        calls = [call for call in play.calls if (call.attempt, call.rank) == key]
+        indexes, failed = found[key], {call.index for call in calls if call.failed}
+        returned = max((call.index for call in calls if is_whole and call.ended is not None), default=0)
+        wanted = [n for n in range(1, max([*indexes, returned]) + 1) if n in indexes or n not in failed]
         if indexes != wanted:
             yield f"attempt {key[0]}, rank {key[1]}: reports {indexes} instead of {wanted}"
 
@@ -108,7 +113,11 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
     if not (play.scenario.faults or play.scenario.raises) and error is not None:
         yield f"nothing was disturbed, but fit() raised {type(error).__name__}: {error}"
     is_impatient = life.asked_to_stop > 1 and _has(play, "slow disk", "slow bucket")
-    if is_impatient or (not (play.run_directory / "run.json").exists() and _has(play, *STORAGE_FAULTS)):
+    if (
+        is_impatient
+        or _was_interrupted(play)
+        or (not (play.run_directory / "run.json").exists() and _has(play, *STORAGE_FAULTS))
+    ):
         return
     status = json.loads((play.run_directory / "run.json").read_bytes())["status"]
     wanted = "finished" if error is None else "stopped" if isinstance(error, _STOPS) else "failed"
@@ -117,35 +126,21 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
 
 
 def the_culprit_was_hit(play: Play) -> Iterator[str]:
-    """The rank that is blamed is one that was hit."""
+    """The rank that is blamed is one that was hit, or is on a host that was."""
     raised = {(rank, attempt) for rank, _, attempt in play.scenario.raises}
-    stops = any(life.asked_to_stop for life in play.lives)
+    if any(life.asked_to_stop for life in play.lives) or _has(play, "stop coordinator", *STORAGE_FAULTS, *FLIPS):
+        return  # those hit all ranks
     for life in play.lives:
         for fact in life.facts:
-            if isinstance(fact, AttemptEnded) and fact.failures and not stops:
-                first = fact.failures[0]
-                hit = (life.number, fact.attempt, first.rank) in play.hits or (first.rank, fact.attempt) in raised
-                if (
-                    not hit
-                    and first.rank >= 0
-                    and not _has(
-                        play,
-                        "kill host",
-                        "kill agent",
-                        "slow link",
-                        "cut link",
-                        "stop agent",
-                        "stop coordinator",
-                        *STORAGE_FAULTS,
-                        "kill child",
-                        "no streams",
-                        "full cache",
-                        "flip disk",
-                        "flip memory",
-                        "flip bucket",
-                    )
-                ):
+            if isinstance(fact, AttemptEnded) and fact.failures and (first := fact.failures[0]).rank >= 0:
+                was_hit = (life.number, fact.attempt, first.rank) in play.hits or first.host in play.hit_hosts
+                if not was_hit and (first.rank, fact.attempt) not in raised:
                     yield f"attempt {fact.attempt}: {first} is blamed, and was not hit"
+
+
+def _was_interrupted(play: Play) -> bool:
+    """Return whether somebody did not wait until the end was written, which a line asks for."""
+    return any("the wait for the storage was interrupted" in text for _, text in play.world.story)
 
 
 def _was_refused(life: Life) -> bool:
@@ -188,24 +183,11 @@ def nothing_is_left(play: Play) -> Iterator[str]:
 
 def no_start_is_too_old(play: Play) -> Iterator[str]:
     """An attempt starts from the newest checkpoint that was committed, if nothing that held it was lost."""
-    in_memory = play.scenario.mode in ("MEMORY", "MIXED") or play.scenario.memory_every
-    if in_memory and _has(
-        play,
-        "kill host",
-        "kill agent",
-        "slow link",
-        "stop coordinator",
-        "flip memory",
-        "full memory",
-        "cut link",
-        "lose power",
-        "stop agent",
-    ):
-        return
     if play.flipped or _has(play, *STORAGE_FAULTS):
         return
-    if in_memory and _has(play, "kill coordinator") and (play.scenario.bucket or not play.scenario.shares_files):
-        return
+    is_lost = play.hit_hosts or _has(play, "stop coordinator", "lose power")
+    if _has(play, "kill coordinator") and (play.scenario.bucket or not play.scenario.shares_files):
+        is_lost = True  # nobody stores what is in memory there
     given_up = " ".join(text for _, text in play.world.story if "won't be used for restarts" in text)
     seen: set[tuple[int, int]] = set()
     for moment, rank in play.starts:
@@ -213,12 +195,25 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
             continue
         seen.add((rank.life, rank.attempt))
         committed = [fact for at, fact in play.told if isinstance(fact, Committed) and at <= moment]
+        committed = [fact for fact in committed if not (fact.is_in_memory and is_lost)]
         kept = [fact for fact in committed if fact.name not in given_up]
         index = {fact.name: fact.index for fact in committed}
         newest = max(kept, key=lambda fact: fact.index).name if kept else ""
         start = _name(rank.spec.checkpoint)
         if (start in index or not start) and index.get(start, -1) < index.get(newest, -1):
             yield f"attempt {rank.attempt} starts from {start or 'scratch'} instead of {newest}"
+
+
+def a_lost_host_costs_no_copied_checkpoint(play: Play) -> Iterator[str]:
+    """If a host dies, an attempt starts from the last checkpoint that was copied to other hosts, or a newer one."""
+    if len(play.copied) != 1 or play.scenario.rolls_back or _has(play, *_LOSING_MORE, *STORAGE_FAULTS, *FLIPS):
+        return
+    moment, copied = play.copied[0]
+    index = {fact.name: fact.index for _, fact in play.told if isinstance(fact, Committed)}
+    for at, rank in play.starts:
+        start = _name(rank.spec.checkpoint)
+        if at > moment and index.get(start, -1) < index.get(copied, -1):
+            yield f"attempt {rank.attempt} starts from {start or 'scratch'} instead of {copied}"
 
 
 def every_row_is_used_once(play: Play) -> Iterator[str]:
@@ -432,7 +427,9 @@ def all_processes_know_what_to_do(play: Play) -> Iterator[str]:
 def nothing_unfinished_is_left(play: Play) -> Iterator[str]:
     """After a run, a bucket has no file of a checkpoint that was not committed, and hosts no copy of a checkpoint."""
     life = play.lives[-1]
-    if life.was_killed or life.asked_to_stop > 1 or _has(play, "broken bucket", "kill host", "lose power"):
+    if life.was_killed or life.asked_to_stop > 1 or _was_interrupted(play):
+        return
+    if _has(play, "broken bucket", "kill host", "lose power"):
         return
     stores_itself = play.scenario.bucket and play.scenario.mode != "NO_UPLOAD"
     for folder in checkpoint_folders(play.run_directory) if stores_itself else ():
@@ -474,6 +471,7 @@ PROPERTIES = [
     requests_are_answered,
     nothing_is_left,
     no_start_is_too_old,
+    a_lost_host_costs_no_copied_checkpoint,
     every_row_is_used_once,
     the_best_and_the_last_are_kept,
     local_files_are_deleted_after_the_commit,

@@ -50,6 +50,8 @@ class Scenario:
     collectives: bool = True
     asks_to_stop: bool = False
     looks: bool = False
+    builds: bool = False
+    """Ranks build their models, some for seconds, before they read the checkpoint of the start."""
     num_to_keep: int | None = None
     score: str = ""
     max_failures: int = 3
@@ -163,6 +165,7 @@ def _drawn(seed: int, number: int) -> Scenario:
         collectives=draw.random() < 0.6,
         asks_to_stop=draw.random() < 0.5,
         looks=draw.random() < 0.3,
+        builds=draw.random() < 0.3,
         num_to_keep=draw.choice([None, 1, 1, 2]),
         score=draw.choice(["", "", "min", "max"]),
         max_failures=draw.choice([0, 1, 3, -1]),

@@ -204,9 +204,11 @@ class SimulatedRank:
 
     def _train(self, session: Session) -> Any:
         scenario: Scenario = self.play.scenario
+        draw = self.play.script_random(self)
+        if scenario.builds:  # the model, before the checkpoint is read
+            self.world.sleep(draw.choice([0.0, 0.3, 3.0]))
         first = self._resume(session)
         size = session.context.world_size
-        draw = self.play.script_random(self)
         for step in self._read(session, first) if scenario.reads else range(first, scenario.steps):
             self.world.sleep(draw.expovariate(1 / scenario.step_s[self.number % len(scenario.step_s)]))
             if scenario.collectives and size > 1:
@@ -243,11 +245,14 @@ class SimulatedRank:
             {"train": [{"row": row} for row in range(self.play.rows)]}, "all", on_change="error", resume=True
         )
         shard = session.dataset_shard("train")
+        taken = self.play.batches[
+            self.attempt, self.number
+        ] = []  # fit() may have been killed before this attempt was noted
         for _ in range(shard.epoch, 1):
             batches = shard.iter_batches(batch_size=BATCH, prefetch_batches=0)
             for step, batch in enumerate(batches, first):
                 rows = [int(row) for row in batch["row"]]
-                self.play.batches[self.attempt, self.number].append((session._reports + 1, rows))
+                taken.append((session._reports + 1, rows))
                 yield step
 
     def _write_notes(self, session: Session) -> None:
