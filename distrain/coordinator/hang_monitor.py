@@ -125,7 +125,8 @@ class HangMonitor:
             self._records.pop(message.rank, None)
         self._judged = False
         if self._hang is not None and not self.standstills.all_stand:
-            say(f"the ranks move again, after {duration(time.monotonic() - self._hang.since)}")
+            if self._hung_since is not None:
+                say(f"the ranks move again, after {duration(time.monotonic() - self._hang.since)}")
             self.end_hang()
 
     def add_record(self, rank: int, body: bytes) -> None:
@@ -165,11 +166,16 @@ class HangMonitor:
             self.standstills.note_held(rank, location(self._stacks[rank]))
         self._judge(now)
 
-    def _show_hang(self) -> None:
-        """Show a new hang, once the flight recorders are there."""
+    def _show_hang(self, _: _Lines = ()) -> None:
+        """Show a new hang, once the flight recorders and the stacks are there."""
         if self._hang is None:
             return
-        hang = self._hang = replace(self._hang, collectives=self.collectives())
+        if self._callbacks:
+            self._callbacks.append(self._show_hang)
+            return
+        self.standstills.note_mute(self._silent & self._hang.waiting.keys())  # stopped while they waited
+        hang = self.standstills.hang(time.monotonic()) or self._hang
+        hang = self._hang = replace(hang, collectives=self.collectives())
         self.tell(HangBegan(hang.headline(), self._note_hang(hang.since), hang.culprits, hang.headline))
         if self._shown < _MOST_SHOWN:
             self._shown += 1

@@ -89,6 +89,7 @@ def test_a_rank_whose_threads_cannot_run_and_that_does_nothing_is_stuck(run: Run
     run.three_wait()
     run.fire("answers")
     run.answer(0, 1, 2, 3, idle=(0, 1, 2, 3))
+    run.answer(0, 1, 2, 3)
     run.fire("records")
     [began] = run.told
     assert began.culprits == [1]
@@ -98,11 +99,24 @@ def test_a_rank_whose_threads_cannot_run_and_that_does_nothing_is_stuck(run: Run
     )
 
 
+def test_a_rank_that_was_stopped_while_it_waited_is_to_blame(run: Run) -> None:
+    run.stand("blocked", 0, 1, 2, 3, seconds=0.0)
+    run.now += HANG_S
+    run.monitor.tick()
+    run.fire("records")
+    assert not run.told  # the stacks may show more
+    run.answer(0, 1, 3)
+    assert [fact.culprits for fact in run.told] == [[2]]
+    run.stand("", 2, seconds=0.0)
+    assert [type(fact).__name__ for fact in run.told] == ["HangBegan", "HangEnded"]
+
+
 @pytest.mark.parametrize("sign", [0, 1])
 def test_a_rank_that_was_mute_is_not_accused_again(run: Run, sign: int) -> None:
     """``sign``: the rank that says first that it moves; the one that was stopped has told no standstill to end."""
     run.three_wait()
     run.fire("answers")
+    run.answer(0, 2, 3)
     run.answer(0, 2, 3)
     run.fire("records")
     run.now += 20.0
