@@ -291,7 +291,8 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
         yield f"{facts[-1].name}, the last, is not kept"
     name, order = config.checkpoint_score_attribute, config.checkpoint_score_order
     if name and not (play.scenario.rolls_back or play.scenario.validates or play.flipped):  # nothing else gives one up
-        complete = [fact for fact in facts if play.scenario.saving == "all" and not fact.is_in_memory]
+        is_lost = play.hit_hosts or any(life.was_killed for life in play.lives)
+        complete = [fact for fact in facts if play.scenario.saving == "all" and not (fact.is_in_memory and is_lost)]
         best = max(complete, key=lambda fact: score(fact.metrics, name, order), default=None)
         if best and score(best.metrics, name, order) > max(score(metrics, name, order) for metrics in kept.values()):
             yield f"{best.name}, the best, is not kept"
@@ -321,7 +322,9 @@ def local_files_are_deleted_after_the_commit(play: Play) -> Iterator[str]:
 def all_views_of_a_run_agree(play: Play) -> Iterator[str]:
     """fit()'s Result, Result.from_path() and the facts of the page and of `distrain show` say the same."""
     life = play.lives[-1]
-    if life.was_killed or _has(play, *STORAGE_FAULTS) or not (play.run_directory / "run.json").exists():
+    if life.was_killed or _was_interrupted(play) or _has(play, *STORAGE_FAULTS):
+        return
+    if not (play.run_directory / "run.json").exists():
         return
     stored = Result.from_path(str(play.run_directory))
     run = run_at(play.run_directory)
@@ -344,7 +347,8 @@ def all_views_of_a_run_agree(play: Play) -> Iterator[str]:
 
 def checkpoints_are_validated(play: Play) -> Iterator[str]:
     """Each checkpoint for which that was asked is validated; it is not deleted before, and the run waits for it."""
-    yield from (text for _, text in play.world.story if "while it was validated" in text)
+    if not play.flipped:  # a damaged one is renamed
+        yield from (text for _, text in play.world.story if "while it was validated" in text)
     life = play.lives[-1]
     if life.was_killed or life.process.error is not None or _has(play, "signal", "signal twice", *STORAGE_FAULTS):
         return
