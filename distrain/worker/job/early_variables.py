@@ -82,8 +82,8 @@ class _Hidden:
         if changed and self._says:
             warn(
                 f"torch may not notice the value of {', '.join(changed)}, which your code sets before importing torch: "
-                "workers are forked from a process that has imported it already. Set it where you start the run, or "
-                "with --env; scripts may use --start-method spawn instead"
+                "distrain has imported it already. Set it where you start the run, or with --env; scripts may use "
+                "--start-method spawn instead"
             )
 
 
