@@ -35,7 +35,7 @@ def launch(tmp_path: Path) -> Launch:
 
 
 def lines(run: subprocess.CompletedProcess[str]) -> list[str]:
-    """What the ranks printed, in order of rank."""
+    """The lines that the ranks printed, in order of rank."""
     assert run.returncode == 0, run.stderr
     return sorted(run.stdout.splitlines())
 

@@ -19,7 +19,7 @@ FORGETS = {
     "position": "position", "step": "step", "buffers": "buffers", "ema": "averages", "prefix": "prefix",
     "early": "early",
 }  # fmt: skip
-"""What loop.py is told to forget, and the cause that the drill should name."""
+"""By the state that loop.py forgets: the cause that the drill should name."""
 
 
 @dataclass(frozen=True)

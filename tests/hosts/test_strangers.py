@@ -26,7 +26,7 @@ Answers = dict[tuple[str, int], list[str]]
 
 @contextlib.contextmanager
 def stranger_in(lab: Lab, host: str, bomb: Path, where: Sequence[tuple[str, int]]) -> Iterator[Answers]:
-    """What the stranger was answered. He stays connected, silent, until the end."""
+    """The answer to the stranger, who stays connected, silent, until the end."""
     argv = lab.argv(host, str(lab.other_python), "-m", "tests.strangers", "visit", str(bomb), json.dumps(where))
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(argv, cwd=lab.folder, env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}, **pipes) as who:

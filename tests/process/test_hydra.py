@@ -118,7 +118,7 @@ def test_only_hydras_defaults_change(
     dirs: list[str],
     rank: int,
 ) -> None:
-    """What a project's config, or the command line, says of its output directory counts: it may resume there."""
+    """The output directory of a project's config, or of the command line, is used: the run may resume there."""
     from hydra import compose, initialize_config_dir
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins

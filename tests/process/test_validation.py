@@ -175,7 +175,7 @@ def wait_for_file(checkpoint: Checkpoint, go: str) -> dict[str, Any]:
 
 
 def ask_in_vain(config: dict[str, Any]) -> list[Any]:
-    """What is known at once, after a time, and when all is done."""
+    """The state of a run at once, after a while, and at the end."""
     report(0, True)
     known = [distrain.get_all_reported_checkpoints(MODES.COMMITTED)]
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""What distrain promises, as functions of a play. Each returns a line for every time that a promise was not kept."""
+"""The promises of distrain, as functions of a play. Each yields a line for every time that one was broken."""
 
 from __future__ import annotations
 

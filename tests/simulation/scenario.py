@@ -1,4 +1,4 @@
-"""What is drawn: the run, its training script, and the faults that disturb it. All of it is plain data."""
+"""Scenarios: the run, its training script, and the faults that disturb it, drawn from a seed, as plain data."""
 
 from __future__ import annotations
 

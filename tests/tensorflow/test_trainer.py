@@ -87,7 +87,7 @@ MULTI_WORKER = {"strategy": ["MultiWorkerMirroredStrategy"]}
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one process without a strategy reports."""
+    """The metrics that one process without a strategy reports."""
     fit = Fit(storage=tmp_path_factory.mktemp("alone"), backend=TensorflowConfig())
     (report,) = reported(fit(train_with_fit, {"strategy": None}, workers=1).path)
     assert report["replicas"] == 1

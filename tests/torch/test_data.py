@@ -56,7 +56,7 @@ def on_every_rank(size: int, make: Callable[[], DataLoader[Any]], **options: Any
 
 
 def passes(loaders: list[DataLoader[Any]]) -> list[list[Any]]:
-    """What each rank gets in a pass, in a random state of its own."""
+    """The rows of each rank in a pass, in a random state of its own."""
     taken = []
     for rank, loader in enumerate(loaders):
         torch.manual_seed(200 + rank)

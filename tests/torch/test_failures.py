@@ -1,4 +1,4 @@
-"""What happens to a DDP training over gloo when its ranks die, raise, or finish early."""
+"""DDP training over gloo whose ranks die, raise, or finish early."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_an_epoch_that_resumes_has_every_row(kind: str, rows: int, drawn: st.Dat
 
 @pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}])
 def test_loader_processes_do_not_matter(options: dict[str, Any]) -> None:
-    """What they have fetched ahead is not taken. Later epochs are whole."""
+    """Rows that were fetched ahead are not taken. Later epochs are whole."""
     first = Ranks(1, loader("shuffled", 40, 4, **options))
     taken, _ = first.take(3)
     rest_of_first = Ranks(1, loader("shuffled", 40, 4, **options), first.positions())

@@ -79,7 +79,7 @@ with open(os.path.join(sys.argv[1], os.environ["RANK"] + ".json"), "w") as file:
 
 
 def environments(command: list[str], folder: Path) -> list[dict[str, str]]:
-    """What two workers started by ``command`` have in their environment beside our own."""
+    """The variables that two workers started by ``command`` have beside our own."""
     folder.mkdir()
     script = folder / "script.py"
     script.write_text(PRINT_ENVIRONMENT)

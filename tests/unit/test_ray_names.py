@@ -1,4 +1,4 @@
-"""What Ray Train has and distrain has not: accepted where it makes no difference, else one clear line."""
+"""Names that only Ray Train has: accepted where they make no difference, else one clear line."""
 
 from __future__ import annotations
 

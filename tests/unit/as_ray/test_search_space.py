@@ -41,7 +41,7 @@ OF_RAY = {
     "u": 0.6369616873214543, "q": 2.5, "l": 0.0001327151712530881, "c": "a", "i": 1, "qi": 15, "li": 547,
     "n": 3.6080000902602745, "nest": {"b": [0.7294965609839984, 3], "t": [1, 7]},
 }  # fmt: skip
-"""What Ray 2.60 draws from this space with the seed 0."""
+"""The values that Ray 2.60 draws from this space with the seed 0."""
 
 
 def test_a_seed_draws_what_ray_draws() -> None:

@@ -1,4 +1,4 @@
-"""What workers print: whole lines on the console, raw bytes in the files."""
+"""The output of workers: whole lines on the console, raw bytes in the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks report, with a real run directory and no ranks."""
+"""Reports of ranks, in a real run directory and without ranks."""
 
 from __future__ import annotations
 

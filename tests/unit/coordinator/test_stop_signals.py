@@ -24,7 +24,7 @@ def _no_stop_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def heard() -> Iterator[list[Any]]:
-    """What the user's handler of SIGTERM hears."""
+    """The signals that the user's handler of SIGTERM gets."""
     found: list[Any] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: found.append(number))
     yield found

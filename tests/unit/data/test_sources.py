@@ -1,4 +1,4 @@
-"""What users pass as datasets, what comes out in each format, and the errors that name the file."""
+"""Datasets that users pass: the rows of each format, and errors that name the file."""
 
 from __future__ import annotations
 

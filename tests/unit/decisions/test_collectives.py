@@ -1,4 +1,4 @@
-"""What flight recorders say about collectives that ranks lack, or that do not match."""
+"""Flight recorders show collectives that ranks lack, or that do not match."""
 
 from __future__ import annotations
 

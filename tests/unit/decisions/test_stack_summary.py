@@ -1,4 +1,4 @@
-"""What faulthandler wrote -> who is where."""
+"""Stacks of faulthandler become one line per place."""
 
 from __future__ import annotations
 

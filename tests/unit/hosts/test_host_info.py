@@ -1,4 +1,4 @@
-"""What a host has, as far as it can be told without one of every kind."""
+"""The hardware of a host, as far as it can be tested without one of every kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is killed, and what is not."""
+"""Which processes are killed, and which are not."""
 
 from __future__ import annotations
 

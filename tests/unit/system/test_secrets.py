@@ -1,4 +1,4 @@
-"""What looks like a secret is masked."""
+"""Values that look like secrets are masked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a training function: checked, pickled, explained when it cannot be, and its imports found."""
+"""A training function is checked and pickled, its imports are found, and what cannot be pickled is explained."""
 
 from __future__ import annotations
 
