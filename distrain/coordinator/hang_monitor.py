@@ -173,6 +173,9 @@ class HangMonitor:
         if self._callbacks:
             self._callbacks.append(self._show_hang)
             return
+        if self._awaited_hosts:  # their ranks may have moved since, or the hosts are lost: look again
+            self._hang, self._judged = None, False
+            return
         self.standstills.note_mute(self._silent & self._hang.waiting.keys())  # stopped while they waited
         hang = self.standstills.hang(time.monotonic()) or self._hang
         hang = self._hang = replace(hang, collectives=self.collectives())

@@ -122,20 +122,24 @@ def _machine() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteLock:
-    """The lock of a remote run directory, held by this coordinator."""
+    """The lock of a remote run directory, held by this coordinator.
+
+    is_contested: the last owner was only silent. It may wake up, and write some files before it notices that it has
+    lost the run.
+    """
 
     run: RemotePath
     number: int
     owner: _Owner
+    is_contested: bool = False
 
     @classmethod
     def take(cls, run: RemotePath) -> RemoteLock:
         """Take the lock. Raise StorageError if another process uses the run, OSError if the storage fails."""
         folder = run / ".lock"
         numbers = _numbers(folder)
-        lock = cls(run=run, number=max(numbers, default=0) + 1, owner=_Owner())
-        if numbers:
-            _wait_until_free(run, folder / f"{numbers[-1]:06d}")
+        is_contested = bool(numbers) and not _wait_until_free(run, folder / f"{numbers[-1]:06d}")
+        lock = cls(run=run, number=max(numbers, default=0) + 1, owner=_Owner(), is_contested=is_contested)
         try:
             lock._create()
         except FileExistsError:
@@ -245,8 +249,11 @@ def _numbers(folder: RemotePath) -> list[int]:
     return sorted(int(name) for name in folder.names() if name.isdigit())
 
 
-def _wait_until_free(run: RemotePath, lock: RemotePath) -> None:
-    """Return when the owner has released the lock or is dead. Raise StorageError if it is alive."""
+def _wait_until_free(run: RemotePath, lock: RemotePath) -> bool:
+    """Return True if the owner has released the lock or is dead, False if it is silent for long.
+
+    Raise StorageError if it is alive.
+    """
     try:
         first = last = lock.read_bytes()
     except FileNotFoundError:  # replaced after it was listed
@@ -254,7 +261,7 @@ def _wait_until_free(run: RemotePath, lock: RemotePath) -> None:
     fields = _fields_of(lock, first)
     owner = _owner_of(fields)
     if fields["released"] or owner.is_dead():
-        return
+        return True
     who = f"process {owner.pid} on {owner.host}"
     warn(f"{run} was used by {who}; waiting up to {HEARTBEAT_TIMEOUT_S:g} s to see if it is still alive")
     for _ in range(round(HEARTBEAT_TIMEOUT_S / _POLL_S)):  # no deadline: the whole machine may stand still for a while
@@ -262,9 +269,10 @@ def _wait_until_free(run: RemotePath, lock: RemotePath) -> None:
         with contextlib.suppress(FileNotFoundError):
             last = lock.read_bytes()
         if _fields_of(lock, last)["released"]:
-            return
+            return True
         if last != first:
             raise StorageError(_in_use(run, who))
+    return False
 
 
 def _in_use(run: RemotePath, who: str) -> str:

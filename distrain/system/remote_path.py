@@ -255,11 +255,13 @@ class RemotePath:
     url: the URL as users write it; if ``given`` is not None, a path within that filesystem.
     given: the filesystem that the user made, or None.
     patience_s: seconds to retry an operation before it fails. The default is DISTRAIN_STORAGE_PATIENCE_S, or 300.
+    before_retry: called before each retry; what it raises ends the operation.
     """
 
     url: str
     given: AbstractFileSystem | None = None
     patience_s: float = field(default_factory=_patience_s)
+    before_retry: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 
     @property
     def filesystem(self) -> AbstractFileSystem:
@@ -473,6 +475,8 @@ class RemotePath:
                     _report_retry(f"{self._named(verb, error)}; trying again for {self.patience_s:g} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if self.before_retry is not None:
+                self.before_retry()
 
     def _named(self, verb: str, error: Exception, tried: str = "") -> OSError:
         kinds = (PermissionError, FileNotFoundError, FileExistsError)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain import wire
+from distrain.errors import StorageError
 from distrain.storage.checkpoint import DELETED, MANIFEST_FILE, METADATA_FILE, PENDING_FILE
 from distrain.storage.file_transfer import Files, hash_files, store_files, unchanged
 from distrain.storage.files import copy_folders, list_files
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_PAUSE_S = 5.0
+"""Seconds within an order after which this process may have been suspended."""
+
+
 class StorageExecutor:
     """Executes the coordinator's orders. It raises nothing: every order has an answer."""
 
@@ -36,6 +42,8 @@ class StorageExecutor:
         self._notify = notify
         self._spool = Path()
         self._lock: RemoteLock | None = None
+        self._checked_at = 0.0
+        """When the run was ours, in seconds since 1970."""
         self._mirrored: dict[str, tuple[int, int]] = {}
 
     def do(self, order: wire.Message) -> wire.Message:
@@ -65,7 +73,9 @@ class StorageExecutor:
         """Write, read and delete a file in the run directory. Raise OSError if that fails."""
         self._run = self._run or RemotePath(order.url, decode_filesystem(order.filesystem))
         self._spool = Path(order.spool)
-        self._lock = RemoteLock.from_text(self._run, order.lock) if order.lock else None
+        if order.lock:
+            self._lock = RemoteLock.from_text(self._run, order.lock)
+            self._run = replace(self._run, before_retry=self._check_pause)
         run = self._run if order.again else replace(self._run, patience_s=OPENING_PATIENCE_S)
         probe = run / f".probe-{uuid.uuid4().hex}"
         probe.write_bytes(b"distrain")
@@ -129,6 +139,11 @@ class StorageExecutor:
             if version:
                 fact["version"] = version
         (target / MANIFEST_FILE).write_bytes(json.dumps(manifest, indent=1).encode())
+        try:
+            self._check_pause()  # a new owner has deleted the files
+        except StorageError:
+            (target / MANIFEST_FILE).remove()
+            raise
         with contextlib.suppress(OSError):  # the next run deletes the file
             (target / PENDING_FILE).remove()
 
@@ -143,6 +158,7 @@ class StorageExecutor:
             (run / name / PENDING_FILE).write_bytes(DELETED)
             (run / name / MANIFEST_FILE).remove()
             for entry in (run / name).names():
+                self._check_pause()
                 if entry != PENDING_FILE:
                     (run / name / entry).remove()
             (run / name).remove()  # last of all the marker, by which the next run finds the files that a kill leaves
@@ -152,7 +168,13 @@ class StorageExecutor:
         assert self._run is not None
         if self._lock is not None:
             self._lock.check()
+            self._checked_at = time.time()
         return self._run
+
+    def _check_pause(self) -> None:
+        """Raise StorageError if another coordinator has taken over the run while this process was suspended."""
+        if abs(time.time() - self._checked_at) > _PAUSE_S:
+            self._owned_run()
 
     # -- the rest of the run directory ----------------------------------------------------------------------------
 
@@ -164,6 +186,7 @@ class StorageExecutor:
             with contextlib.suppress(FileNotFoundError):  # the file was deleted meanwhile
                 state = (path.stat().st_mtime_ns, path.stat().st_size)
                 if self._mirrored.get(name) != state:
+                    self._check_pause()
                     run.put(path, name)
                     self._mirrored[name] = state
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 URL = "gs://runs"
 _COST_S = 0.03
+_LONGEST_S = 10.0
 _LOST_ANSWERS = 0.3
 """How often an operation takes place although it fails."""
 _T = TypeVar("_T")
@@ -38,7 +39,10 @@ class Bucket:
     def _do(self, action: Callable[[], _T]) -> _T:
         if self._world.current is None:  # a property looks
             return action()
-        self._world.pause(_COST_S + self.slow_s)
+        began, cost_s = self._world.now, _COST_S + self.slow_s
+        self._world.pause(cost_s)
+        if self._world.now > began + cost_s + _LONGEST_S:
+            raise OSError("the connection was reset")  # while the process was suspended
         if self.is_broken:
             if self._world.random.random() < _LOST_ANSWERS:
                 action()

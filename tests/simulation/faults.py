@@ -211,10 +211,25 @@ def _kill_fit(play: Play, fault: Fault) -> None:
 
 def stop_coordinator(play: Play, fault: Fault) -> None:
     process = play.lives[-1].process
-    if process.is_alive:
+    if process.is_alive and not process.is_stopped:
         play.world.say(f"fit() is stopped for {fault.lasts:g} s")
         process.stop()
         play.world.after(fault.lasts, process.resume)
+
+
+def take_over(play: Play, fault: Fault) -> None:
+    """Somebody suspends fit() and its children, and starts the run on another machine."""
+    life = play.lives[-1]
+    if play.scenario.bucket and life.facts and life.process.is_alive and not life.process.is_stopped:
+        play.world.say("fit() and its children are stopped")
+        life.was_killed = True
+        family = [life.process, *(one for one in play.world.processes if one.name.endswith(f" of {life.process.name}"))]
+        for process in family:
+            process.stop()
+        play.world.after(fault.lasts, lambda: play.begin_again(play.elsewhere))
+        back = fault.lasts + play.world.random.choice([1, 30, 90])
+        for process in family:
+            play.world.after(back, process.resume)
 
 
 def signal(play: Play, fault: Fault) -> None:
@@ -280,6 +295,6 @@ STRIKES: dict[str, Callable[[Play, Fault], None]] = {
         kill_rank, stop_rank, kill_host, kill_agent, kill_forkserver, kill_child, stop_agent, slow_link, cut_link,
         full_disk, broken_disk, read_only_disk, slow_disk, full_memory, flip_memory, flip_disk, kill_coordinator,
         full_cache, no_streams, broken_bucket, slow_bucket, flip_bucket,
-        lose_power, stop_coordinator, signal, signal_twice, request, second_start, clock_jump,
+        lose_power, stop_coordinator, take_over, signal, signal_twice, request, second_start, clock_jump,
     )
 }  # fmt: skip

@@ -91,6 +91,8 @@ class Play:
         self.asked: list[tuple[Life, float, Path]] = []
         """Requests: of which process, when, and the file of the answer."""
         self.first_steps: dict[int, int] = {}
+        self.counted_by: dict[int, int] = {}
+        """By attempt: the number of the last life that had one of this number."""
         """By attempt: the reports before it that count."""
         self.hits: set[tuple[int, int, int]] = set()
         self.hit_hosts: set[str] = set()
@@ -124,7 +126,9 @@ class Play:
         self.hosts = {name: Host(self.world, name, root / name, slots, self.make_rank) for name in names}
         for name in names[1:]:
             self.hosts[name].sees_storage = scenario.shares_files
-        for host in self.hosts.values():
+        self.elsewhere = Host(self.world, "elsewhere", root / "elsewhere", 0, self.make_rank)
+        """A machine without ranks."""
+        for host in (*self.hosts.values(), self.elsewhere):
             host.temporary.mkdir(parents=True)
         self.bucket = bucket.Bucket(self.world)
 
@@ -166,7 +170,7 @@ class Play:
                 for fault in self.scenario.faults:
                     self.world.after(fault.at, partial(STRIKES[fault.kind], self, fault))
                 self._run()
-                for check in PROPERTIES:
+                for check in () if self.has_other_run() else PROPERTIES:
                     self.violations += [f"{check.__name__}: {text}" for text in check(self)]
             except Exception as error:
                 self.violations.append(f"an exception of the engine: {type(error).__name__}: {error}")
@@ -200,10 +204,14 @@ class Play:
         self.world.while_any([idle], self.world.now + 70)
         idle.is_alive = False
 
-    def begin_life(self, *, is_rival: bool = False) -> None:
+    def has_other_run(self) -> bool:
+        """Return whether the run finished while another start waited for it, which then began a run of its own."""
+        return len(self.lives) > 1 and any("is finished, so this one is called" in text for _, text in self.world.story)
+
+    def begin_life(self, host: Host | None = None, *, is_rival: bool = False) -> None:
         """Call fit() in a new process. is_rival: while another one runs."""
         stop_signals._stopped_by.clear()
-        process = Process(self.world, f"fit() {len(self.lives)}", self.hosts["host0"])
+        process = Process(self.world, f"fit() {len(self.lives)}", host or self.hosts["host0"])
         life = process.life = Life(len(self.lives), process)  # type: ignore[attr-defined]
         if is_rival:
             self.rivals.append(life)
@@ -212,11 +220,11 @@ class Play:
             self.lives.append(life)
         process.start(lambda: self._fit(life), is_main=True)
 
-    def begin_again(self) -> None:
+    def begin_again(self, host: Host | None = None) -> None:
         """Start again after a kill, unless the run had just finished: another start would begin a new one."""
         manifest = self.run_directory / "run.json"
         if not manifest.exists() or json.loads(manifest.read_bytes())["status"] != "finished":
-            self.begin_life()
+            self.begin_life(host)
 
     def _fit(self, life: Life) -> None:
         scenario = self.scenario
@@ -312,8 +320,10 @@ class _Recorder:
         self._life.facts.append(fact)
         self._play.told.append((self._play.world.now, fact))
         if isinstance(fact, RankTrains):
-            engine = self._life.coordinator
-            self._play.first_steps[engine._attempt] = engine.report_handler._first_step
+            engine, play = self._life.coordinator, self._play
+            if self._life.number >= play.counted_by.get(engine._attempt, 0):  # else it has lost the run
+                play.counted_by[engine._attempt] = self._life.number
+                play.first_steps[engine._attempt] = engine.report_handler._first_step
 
 
 def played(scenario: Scenario) -> Play:

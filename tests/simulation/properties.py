@@ -39,14 +39,18 @@ if TYPE_CHECKING:
 _STOPS = (PreemptionError, KeyboardInterrupt)
 STORAGE_FAULTS = ("full disk", "broken disk", "read only disk", "broken bucket")
 """Faults with which distrain may fail to write something."""
-_LOSING_MORE = ("kill coordinator", "stop coordinator", "lose power", "kill child")
+_STOPPING = ("stop coordinator", "take over")
+_LOSING_MORE = ("kill coordinator", "lose power", "kill child", *_STOPPING)
 FLIPS = ("flip disk", "flip memory", "flip bucket")
 
 
 def _published(play: Play) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield the checkpoints that a run may continue from, with their manifests."""
     for path in checkpoint_folders(play.run_directory):
         if (path / MANIFEST_FILE).exists():
-            yield path, json.loads((path / MANIFEST_FILE).read_bytes())
+            manifest = json.loads((path / MANIFEST_FILE).read_bytes())
+            if not manifest.keys() & {"lacks", "suspect"}:
+                yield path, manifest
 
 
 def published_checkpoints_are_complete(play: Play) -> Iterator[str]:
@@ -56,8 +60,6 @@ def published_checkpoints_are_complete(play: Play) -> Iterator[str]:
         of[call.attempt, call.index].append(call)
     for path, manifest in _published(play):
         if path.name in {file.parent.name for file in play.flipped}:
-            continue
-        if "lacks" in manifest or "suspect" in manifest:
             continue
         if damage := damage_of(path):
             yield f"{path.name} is damaged: {damage}"
@@ -92,7 +94,8 @@ def metrics_have_every_report_once(play: Play) -> Iterator[str]:
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for line in lines:
         found[line["attempt"], line["rank"]].append(line["index"])
-    is_whole = not (any(life.was_killed for life in play.lives) or play.hit_hosts or _has(play, *STORAGE_FAULTS))
+    is_cut = any(life.was_killed for life in play.lives) or _was_refused(play.lives[-1]) or _was_interrupted(play)
+    is_whole = not (is_cut or play.hit_hosts or _has(play, *STORAGE_FAULTS))
     for key in {(call.attempt, call.rank) for call in play.calls}:
         calls = [call for call in play.calls if (call.attempt, call.rank) == key]
         indexes, failed = found[key], {call.index for call in calls if call.failed}
@@ -112,12 +115,9 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
         yield f"fit() raised {type(error).__name__}: {error}"
     if not (play.scenario.faults or play.scenario.raises) and error is not None:
         yield f"nothing was disturbed, but fit() raised {type(error).__name__}: {error}"
-    is_impatient = life.asked_to_stop > 1 and _has(play, "slow disk", "slow bucket")
-    if (
-        is_impatient
-        or _was_interrupted(play)
-        or (not (play.run_directory / "run.json").exists() and _has(play, *STORAGE_FAULTS))
-    ):
+    if _was_interrupted(play) or (life.asked_to_stop > 1 and _has(play, "slow disk", "slow bucket")):
+        return
+    if error is not None and not (play.run_directory / "run.json").exists():
         return
     status = json.loads((play.run_directory / "run.json").read_bytes())["status"]
     wanted = "finished" if error is None else "stopped" if isinstance(error, _STOPS) else "failed"
@@ -128,7 +128,7 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
 def the_culprit_was_hit(play: Play) -> Iterator[str]:
     """The rank that is blamed is one that was hit, or is on a host that was."""
     raised = {(rank, attempt) for rank, _, attempt in play.scenario.raises}
-    if any(life.asked_to_stop for life in play.lives) or _has(play, "stop coordinator", *STORAGE_FAULTS, *FLIPS):
+    if any(life.asked_to_stop for life in play.lives) or _has(play, *_STOPPING, *STORAGE_FAULTS, *FLIPS):
         return  # those hit all ranks
     for life in play.lives:
         for fact in life.facts:
@@ -138,6 +138,11 @@ def the_culprit_was_hit(play: Play) -> Iterator[str]:
                     yield f"attempt {fact.attempt}: {first} is blamed, and was not hit"
 
 
+def _given_up(play: Play) -> str:
+    """Return the lines that name checkpoints which lack files of a rank, as it turned out."""
+    return " ".join(text for _, text in play.world.story if "won't be used for restarts" in text)
+
+
 def _was_interrupted(play: Play) -> bool:
     """Return whether somebody did not wait until the end was written, which a line asks for."""
     return any("the wait for the storage was interrupted" in text for _, text in play.world.story)
@@ -145,7 +150,7 @@ def _was_interrupted(play: Play) -> bool:
 
 def _was_refused(life: Life) -> bool:
     """Return whether another process had the run: of two that start at once, either may be the first."""
-    return "another run" in str(life.process.error)
+    return re.search("another run|is in use by", str(life.process.error)) is not None
 
 
 def a_second_start_is_refused(play: Play) -> Iterator[str]:
@@ -185,10 +190,10 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
     """An attempt starts from the newest checkpoint that was committed, if nothing that held it was lost."""
     if play.flipped or _has(play, *STORAGE_FAULTS):
         return
-    is_lost = play.hit_hosts or _has(play, "stop coordinator", "lose power")
+    is_lost = play.hit_hosts or _has(play, "lose power", *_STOPPING)
     if _has(play, "kill coordinator") and (play.scenario.bucket or not play.scenario.shares_files):
         is_lost = True  # nobody stores what is in memory there
-    given_up = " ".join(text for _, text in play.world.story if "won't be used for restarts" in text)
+    given_up = _given_up(play)
     seen: set[tuple[int, int]] = set()
     for moment, rank in play.starts:
         if (rank.life, rank.attempt) in seen:
@@ -219,7 +224,12 @@ def a_lost_host_costs_no_copied_checkpoint(play: Play) -> Iterator[str]:
 def every_row_is_used_once(play: Play) -> Iterator[str]:
     """A run that continues takes each row of its data once, but not those that a Rollback leaves out."""
     life = play.lives[-1]
-    if not play.scenario.reads or life.was_killed or life.process.error or _has(play, "lose power", *STORAGE_FAULTS):
+    if (
+        not play.scenario.reads
+        or life.was_killed
+        or life.process.error
+        or _has(play, "lose power", "take over", *STORAGE_FAULTS)
+    ):
         return
     if len({rank.life for _, rank in play.starts if rank.attempt == 0}) > 1:
         return  # nothing of the first start had come to the bucket
@@ -285,14 +295,16 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
         return
     found = {path.name: manifest for path, manifest in _published(play)}
     committed = sorted({fact.index: fact for _, fact in play.told if isinstance(fact, Committed)}.items())
-    facts = [fact for _, fact in committed]
+    was_killed = any(life.was_killed for life in play.lives)
+    is_lost = play.hit_hosts or (was_killed and (play.scenario.bucket or not play.scenario.shares_files))
+    given_up = _given_up(play)
+    facts = [fact for _, fact in committed if not (fact.is_in_memory and is_lost) and fact.name not in given_up]
     kept = {manifest["index"]: manifest["metrics"] for manifest in found.values()}
     if facts and facts[-1].index > max(kept, default=-1):  # the one after it may be there: fit() was killed then
         yield f"{facts[-1].name}, the last, is not kept"
     name, order = config.checkpoint_score_attribute, config.checkpoint_score_order
     if name and not (play.scenario.rolls_back or play.scenario.validates or play.flipped):  # nothing else gives one up
-        is_lost = play.hit_hosts or any(life.was_killed for life in play.lives)
-        complete = [fact for fact in facts if play.scenario.saving == "all" and not (fact.is_in_memory and is_lost)]
+        complete = facts if play.scenario.saving == "all" else []
         best = max(complete, key=lambda fact: score(fact.metrics, name, order), default=None)
         if best and score(best.metrics, name, order) > max(score(metrics, name, order) for metrics in kept.values()):
             yield f"{best.name}, the best, is not kept"
@@ -334,7 +346,7 @@ def all_views_of_a_run_agree(play: Play) -> Iterator[str]:
     shown = [saved.path.name for saved in facts.checkpoints]
     if shown != names:
         yield f"the page has {shown}, and the disk {names}"
-    if facts.notes and not play.flipped:
+    if facts.notes and not (play.flipped or _given_up(play)):
         yield f"the page notes {facts.notes}"
     if life.result is not None:
         own = life.result.checkpoint and _name(life.result.checkpoint.path)
@@ -347,7 +359,7 @@ def all_views_of_a_run_agree(play: Play) -> Iterator[str]:
 
 def checkpoints_are_validated(play: Play) -> Iterator[str]:
     """Each checkpoint for which that was asked is validated; it is not deleted before, and the run waits for it."""
-    if not play.flipped:  # a damaged one is renamed
+    if not (play.flipped or _has(play, "take over")):  # a damaged one is renamed
         yield from (text for _, text in play.world.story if "while it was validated" in text)
     life = play.lives[-1]
     if life.was_killed or life.process.error is not None or _has(play, "signal", "signal twice", *STORAGE_FAULTS):
@@ -389,7 +401,9 @@ def get_checkpoint_never_goes_back(play: Play) -> Iterator[str]:
 
 def a_run_ends(play: Play) -> Iterator[str]:
     """A run ends soon after the last fault is over: no wait is longer than a lease, a stop or a hang."""
-    over = max((fault.at + fault.lasts for fault in play.scenario.faults), default=0.0)
+    over = max(
+        (fault.at + fault.lasts + 90 * (fault.kind == "take over") for fault in play.scenario.faults), default=0.0
+    )
     took = play.ended - over - 40 * (play.scenario.sticks is not None)
     if took > 60 + 2 * play.scenario.steps * max(play.scenario.step_s):
         yield f"the run took {took:.0f} s longer than its faults"
@@ -409,7 +423,7 @@ def hangs_are_named(play: Play) -> Iterator[str]:
     hangs = [(at, fact) for at, fact in play.told if isinstance(fact, HangBegan)]
     made = {number for number, _ in play.stuck.values()} | {number for _, _, number, _, _ in play.stopped}
     for at, fact in hangs:
-        if not set(fact.culprits) <= made:
+        if not set(fact.culprits) <= made and not _has(play, "take over"):  # its host has agents of two runs
             yield f"at {at:.1f} ranks {fact.culprits} were called stuck: {fact.text}"
     quiet = not play.scenario.faults and not play.scenario.raises and not play.scenario.rolls_back
     others_wait = play.scenario.sticks and play.scenario.sticks[1] < play.scenario.steps - 1
@@ -431,9 +445,9 @@ def all_processes_know_what_to_do(play: Play) -> Iterator[str]:
 def nothing_unfinished_is_left(play: Play) -> Iterator[str]:
     """After a run, a bucket has no file of a checkpoint that was not committed, and hosts no copy of a checkpoint."""
     life = play.lives[-1]
-    if life.was_killed or life.asked_to_stop > 1 or _was_interrupted(play):
+    if life.was_killed or life.asked_to_stop > 1 or _was_interrupted(play) or _was_refused(life):
         return
-    if _has(play, "broken bucket", "kill host", "lose power"):
+    if _has(play, "broken bucket", "kill host", "lose power", "take over"):
         return
     stores_itself = play.scenario.bucket and play.scenario.mode != "NO_UPLOAD"
     for folder in checkpoint_folders(play.run_directory) if stores_itself else ():

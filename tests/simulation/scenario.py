@@ -183,7 +183,7 @@ def _drawn(seed: int, number: int) -> Scenario:
     )
 
 
-BUCKET_FAULTS = ("broken bucket", "slow bucket", "flip bucket", "kill child")
+BUCKET_FAULTS = ("broken bucket", "slow bucket", "flip bucket", "kill child", "take over")
 APART_FAULTS = ("kill child", "no streams", "full cache")
 
 
