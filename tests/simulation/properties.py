@@ -297,8 +297,7 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
     committed = sorted({fact.index: fact for _, fact in play.told if isinstance(fact, Committed)}.items())
     was_killed = any(life.was_killed for life in play.lives)
     is_lost = play.hit_hosts or (was_killed and (play.scenario.bucket or not play.scenario.shares_files))
-    given_up = _given_up(play)
-    facts = [fact for _, fact in committed if not (fact.is_in_memory and is_lost) and fact.name not in given_up]
+    facts = [fact for _, fact in committed if not (fact.is_in_memory and is_lost or _given_up(play))]
     kept = {manifest["index"]: manifest["metrics"] for manifest in found.values()}
     if facts and facts[-1].index > max(kept, default=-1):  # the one after it may be there: fit() was killed then
         yield f"{facts[-1].name}, the last, is not kept"
