@@ -413,8 +413,8 @@ class Coordinator:
         self._copies.lost(lost.host)
         self._memory.lost(lost.host)
         ranks = [rank.rank for rank in self.machine.plan.on(lost.host)] if self.machine.plan else []
+        self.report_handler.host_lost(ranks)
         for rank in ranks:
-            self.report_handler.rank_ended(rank)
             self._debuggers.rank_ended(rank)
         self._happened(replace(lost, owes=self.report_handler.awaits(ranks)))
 
@@ -458,7 +458,7 @@ class Coordinator:
                 failed, waiting = self.machine.failed_ranks, self.hang_monitor.standstills.waiting
                 return events.Outstanding(saving=self.report_handler.storing(failed, waiting))
         committing = self.store.is_committing or self._memory.is_settling
-        uploading = self.report_handler.awaits_uploads(self.machine.lost_ranks)
+        uploading = self.report_handler.awaits_uploads()
         if self.machine.is_done and not (committing or uploading):
             self._memory.store_last()
             uploading = self._memory.is_storing

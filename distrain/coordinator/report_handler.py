@@ -194,6 +194,12 @@ class ReportHandler:
         """Note that the process of a rank has ended, or that it will report nothing more."""
         self._assembly.ended(rank)
 
+    def host_lost(self, ranks: Collection[int]) -> None:
+        """Note that the host of these ranks is lost: what it was storing for them never ends."""
+        self._uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in ranks}
+        for rank in ranks:
+            self.rank_ended(rank)
+
     def deadline(self) -> float | None:
         """Return when :meth:`tick` should be called if nothing else happens."""
         rows_due = self._rows.deadline() if self._rows else None
@@ -214,10 +220,9 @@ class ReportHandler:
         """True while files are stored for ranks."""
         return bool(self._uploads)
 
-    def awaits_uploads(self, lost: Collection[int] = ()) -> bool:
-        """Return whether uploads are all that the next checkpoint waits for; those of ``lost`` ranks never end."""
-        uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in lost}
-        return self._assembly.awaits_only(uploads)
+    def awaits_uploads(self) -> bool:
+        """Return whether uploads are all that the next checkpoint waits for."""
+        return self._assembly.awaits_only(self._uploads)
 
     def storing(self, failed: Collection[int], standing: Collection[int]) -> CheckpointsInProgress:
         """Return what other ranks store, or may still report, for checkpoints that don't need the ``failed`` ones.

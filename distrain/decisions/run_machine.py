@@ -102,8 +102,6 @@ class RunStateMachine:
         self.retries = RetryPolicy(request.failure_config, is_script=request.is_script)
         self.hung: HangDetected | None = None
         """The hang that ended the latest attempt."""
-        self.lost_ranks: set[int] = set()
-        """The ranks of the latest attempt whose hosts are lost."""
         self._replaced: dict[int, HostSlow] = {}
         """By attempt that was ended for it: the slow host whose place another one takes."""
         self._rollbacks: dict[int, RollBack] = {}
@@ -430,7 +428,7 @@ class RunStateMachine:
         self._move(RunState.RESERVING)
         self.attempt += 1
         self._ranks = Ranks(plan)
-        self._busy_hosts, self.lost_ranks = dict.fromkeys(plan.hosts), set()
+        self._busy_hosts = dict.fromkeys(plan.hosts)
         self._signalled_hosts = set()
         self.hung, self._stop_consensus = None, StopConsensus(self.attempt)
         self._deadline = now + HOST_ANSWER_TIMEOUT_S
@@ -684,7 +682,6 @@ class RunStateMachine:
             return self._try_start_attempt(now)
         if self.state is RunState.WAITING or self.plan is None or not self.plan.on(host):
             return []
-        self.lost_ranks.update(rank.rank for rank in self.plan.on(host))
         owes = any(self._loses_work(lost, self._ranks[rank.rank]) for rank in self.plan.on(host))
         if self.state is RunState.RELEASING and self._ranks.all_finished and not owes:
             return self._on_host_idle(host, now)

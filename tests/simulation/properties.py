@@ -66,7 +66,8 @@ def published_checkpoints_are_complete(play: Play) -> Iterator[str]:
             continue
         # Attempts keep their numbers over starts, so attempt and index name a call of each rank.
         index = _index_of(manifest, play)
-        calls = {call.rank: call for call in of[manifest["attempt"], index] if call.files is not None}
+        waited_for = [call for call in of[manifest["attempt"], index] if call.rank not in _written_off(play, manifest)]
+        calls = {call.rank: call for call in waited_for if call.files is not None}
         expected: dict[str, bytes] = {}
         for rank in sorted(calls, reverse=True):
             expected |= calls[rank].files
@@ -74,6 +75,16 @@ def published_checkpoints_are_complete(play: Play) -> Iterator[str]:
         if found != expected:
             differing = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
             yield f"{path.name} of report {index} in attempt {manifest['attempt']} differs in {differing}"
+
+
+def _written_off(play: Play, manifest: dict[str, Any]) -> list[int]:
+    """Return the ranks without which a checkpoint may have been committed."""
+    return manifest["silent"] if _is_hasty(play) else []
+
+
+def _is_hasty(play: Play) -> bool:
+    """Return whether a run waits so briefly for ranks that have not reported that it loses checkpoints of slow ones."""
+    return play.scenario.missing_rank_s < 60
 
 
 def _has(play: Play, *kinds: str) -> bool:
@@ -113,7 +124,7 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
         return
     if error is not None and not isinstance(error, (DistrainError, KeyboardInterrupt)):
         yield f"fit() raised {type(error).__name__}: {error}"
-    if not (play.scenario.faults or play.scenario.raises) and error is not None:
+    if not (play.scenario.faults or play.scenario.raises or _is_hasty(play)) and error is not None:
         yield f"nothing was disturbed, but fit() raised {type(error).__name__}: {error}"
     if _was_interrupted(play) or (life.asked_to_stop > 1 and _has(play, "slow disk", "slow bucket")):
         return
@@ -130,6 +141,8 @@ def the_culprit_was_hit(play: Play) -> Iterator[str]:
     raised = {(rank, attempt) for rank, _, attempt in play.scenario.raises}
     if any(life.asked_to_stop for life in play.lives) or _has(play, *_STOPPING, *STORAGE_FAULTS, *FLIPS):
         return  # those hit all ranks
+    if _is_hasty(play):
+        return  # a rank that comes late fails
     for life in play.lives:
         for fact in life.facts:
             if isinstance(fact, AttemptEnded) and fact.failures and (first := fact.failures[0]).rank >= 0:
@@ -188,7 +201,7 @@ def nothing_is_left(play: Play) -> Iterator[str]:
 
 def no_start_is_too_old(play: Play) -> Iterator[str]:
     """An attempt starts from the newest checkpoint that was committed, if nothing that held it was lost."""
-    if play.flipped or _has(play, *STORAGE_FAULTS):
+    if play.flipped or _is_hasty(play) or _has(play, *STORAGE_FAULTS):
         return
     is_lost = play.hit_hosts or _has(play, "lose power", *_STOPPING)
     if _has(play, "kill coordinator") and (play.scenario.bucket or not play.scenario.shares_files):
@@ -297,7 +310,7 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
     committed = sorted({fact.index: fact for _, fact in play.told if isinstance(fact, Committed)}.items())
     was_killed = any(life.was_killed for life in play.lives)
     is_lost = play.hit_hosts or (was_killed and (play.scenario.bucket or not play.scenario.shares_files))
-    facts = [fact for _, fact in committed if not (fact.is_in_memory and is_lost or _given_up(play))]
+    facts = [fact for _, fact in committed if not ((fact.is_in_memory and is_lost) or _given_up(play))]
     kept = {manifest["index"]: manifest["metrics"] for manifest in found.values()}
     if facts and facts[-1].index > max(kept, default=-1):  # the one after it may be there: fit() was killed then
         yield f"{facts[-1].name}, the last, is not kept"
@@ -315,7 +328,7 @@ def local_files_are_deleted_after_the_commit(play: Play) -> Iterator[str]:
     """Local files go once their checkpoint is committed, if the user wants that; else they stay as they are."""
     facts = [fact for _, fact in play.told if isinstance(fact, Committed)]
     committed = {(fact.attempt, fact.step - play.first_steps[fact.attempt]) for fact in facts}
-    is_quiet = not (play.scenario.faults or play.scenario.raises or play.scenario.rolls_back)
+    is_quiet = not (play.scenario.faults or play.scenario.raises or play.scenario.rolls_back or _is_hasty(play))
     for call in play.calls:
         if call.folder is None or call.mode == "NO_UPLOAD":
             continue

@@ -54,6 +54,7 @@ class Scenario:
     """Ranks build their models, some for seconds, before they read the checkpoint of the start."""
     num_to_keep: int | None = None
     score: str = ""
+    missing_rank_s: float = 60.0
     max_failures: int = 3
     raises: frozenset[tuple[int, int, int]] = frozenset()
     rolls_back: frozenset[tuple[int, int]] = frozenset()
@@ -92,7 +93,11 @@ class Scenario:
     def checkpoint_config(self) -> CheckpointConfig:
         score = {"checkpoint_score_attribute": "loss", "checkpoint_score_order": self.score} if self.score else {}
         return CheckpointConfig(
-            num_to_keep=self.num_to_keep, memory_every=self.memory_every, storage_every_s=self.storage_every_s, **score
+            num_to_keep=self.num_to_keep,
+            missing_rank_s=self.missing_rank_s,
+            memory_every=self.memory_every,
+            storage_every_s=self.storage_every_s,
+            **score,
         )
 
     @property
@@ -168,6 +173,7 @@ def _drawn(seed: int, number: int) -> Scenario:
         builds=draw.random() < 0.3,
         num_to_keep=draw.choice([None, 1, 1, 2]),
         score=draw.choice(["", "", "min", "max"]),
+        missing_rank_s=draw.choice([60, 60, 60, 60, 4]),
         max_failures=draw.choice([0, 1, 3, -1]),
         raises=raises,
         rolls_back=frozenset({(draw.randrange(ranks), draw.randrange(steps))} if draw.random() < 0.15 else ()),

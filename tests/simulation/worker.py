@@ -206,7 +206,7 @@ class SimulatedRank:
         scenario: Scenario = self.play.scenario
         draw = self.play.script_random(self)
         if scenario.builds:  # the model, before the checkpoint is read
-            self.world.sleep(draw.choice([0.0, 0.3, 3.0]))
+            self.world.sleep(draw.choice([0.0, 0.3, 6.0]))
         first = self._resume(session)
         size = session.context.world_size
         for step in self._read(session, first) if scenario.reads else range(first, scenario.steps):

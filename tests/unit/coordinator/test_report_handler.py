@@ -97,7 +97,8 @@ def test_a_checkpoint_that_one_rank_writes_to_memory_and_another_to_storage_is_s
     assert (upload.source, upload.files, upload.others, upload.facts) == ("/memory", ["shard-1"], [], {})
     assert not store.committed
     assert handler.awaits_uploads()
-    assert not handler.awaits_uploads(lost=[1])
+    handler.host_lost([1])
+    assert not handler.awaits_uploads()
     Path(upload.directory, "shard-1").write_bytes(b"x")
     if end == "refused":
         handler.handle(replace(answer, files=[], failed="Input/output error"))
