@@ -106,6 +106,8 @@ class Agent:
     def __init__(self, host: Host, up: Line) -> None:
         self.host, self.world = host, host.world
         self.up = up
+        self.life = 0
+        """The number of the process that called fit()."""
         self.process = Process(self.world, f"agent of {host.name}", host)
         self.loop = SimulatedLoop()
         self.ranks: dict[int, SimulatedRank] = {}
@@ -422,6 +424,7 @@ class _Link:
         self.heard_at = ranks._world.now
         self.up = Line(ranks._world, self._receive)
         self.agent = host.start_agent(self.up)
+        self.agent.life = ranks._process.life.number  # type: ignore[attr-defined]
         self.down = Line(ranks._world, self.agent.receive)
         self.agent.process.at_death.append(self._at_its_death)
 

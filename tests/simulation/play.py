@@ -90,9 +90,8 @@ class Play:
         """Processes that called fit() while another one ran."""
         self.asked: list[tuple[Life, float, Path]] = []
         """Requests: of which process, when, and the file of the answer."""
-        self.first_steps: dict[int, int] = {}
-        self.counted_by: dict[int, int] = {}
-        """By attempt: the number of the last life that had one of this number."""
+        self.first_steps: dict[int, dict[int, int]] = defaultdict(dict)
+        """By attempt and life. A life that is killed soon has not noted its last attempt, whose number comes again."""
         """By attempt: the reports before it that count."""
         self.hits: set[tuple[int, int, int]] = set()
         self.hit_hosts: set[str] = set()
@@ -320,10 +319,8 @@ class _Recorder:
         self._life.facts.append(fact)
         self._play.told.append((self._play.world.now, fact))
         if isinstance(fact, RankTrains):
-            engine, play = self._life.coordinator, self._play
-            if self._life.number >= play.counted_by.get(engine._attempt, 0):  # else it has lost the run
-                play.counted_by[engine._attempt] = self._life.number
-                play.first_steps[engine._attempt] = engine.report_handler._first_step
+            engine = self._life.coordinator
+            self._play.first_steps[engine._attempt][self._life.number] = engine.report_handler._first_step
 
 
 def played(scenario: Scenario) -> Play:

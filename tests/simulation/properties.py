@@ -55,26 +55,28 @@ def _published(play: Play) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 def published_checkpoints_are_complete(play: Play) -> Iterator[str]:
     """A checkpoint that you get is complete: it has the bytes that all ranks reported with that call of report()."""
-    of: dict[tuple[int, int], list[Any]] = defaultdict(list)
-    for call in play.calls:
-        of[call.attempt, call.index].append(call)
     for path, manifest in _published(play):
         if path.name in {file.parent.name for file in play.flipped}:
             continue
         if damage := damage_of(path):
             yield f"{path.name} is damaged: {damage}"
             continue
-        # Attempts keep their numbers over starts, so attempt and index name a call of each rank.
-        index = _index_of(manifest, play)
-        waited_for = [call for call in of[manifest["attempt"], index] if call.rank not in _written_off(play, manifest)]
-        calls = {call.rank: call for call in waited_for if call.files is not None}
-        expected: dict[str, bytes] = {}
-        for rank in sorted(calls, reverse=True):
-            expected |= calls[rank].files
         found = contents(path)
-        if found != expected:
+        if all(found != _reported_files(play, manifest, life) for life in play.first_steps[manifest["attempt"]]):
+            expected = _reported_files(play, manifest, play.life)
             differing = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-            yield f"{path.name} of report {index} in attempt {manifest['attempt']} differs in {differing}"
+            yield f"{path.name} of attempt {manifest['attempt']} differs in {differing}"
+
+
+def _reported_files(play: Play, manifest: dict[str, Any], life: int) -> dict[str, bytes]:
+    """Return the files that the ranks of a life have reported for a checkpoint."""
+    attempt, files = manifest["attempt"], dict[str, bytes]()
+    index = manifest["step"] - play.first_steps[attempt].get(life, 0)
+    calls = [call for call in play.calls if (call.life, call.attempt, call.index) == (life, attempt, index)]
+    for call in sorted(calls, key=lambda call: -call.rank):
+        if call.files is not None and call.rank not in _written_off(play, manifest):
+            files |= call.files
+    return files
 
 
 def _written_off(play: Play, manifest: dict[str, Any]) -> list[int]:
@@ -92,9 +94,10 @@ def _has(play: Play, *kinds: str) -> bool:
     return any(fault.kind in kinds for fault in play.scenario.faults)
 
 
-def _index_of(manifest: dict[str, Any], play: Play) -> int:
-    """Return the number of the report: ``step`` counts those of earlier attempts, too."""
-    return int(manifest["step"] - play.first_steps[manifest["attempt"]])
+def _index_of(step: int, attempt: int, play: Play) -> int:
+    """Return the number of a report in its attempt: ``step`` counts those of earlier attempts, too."""
+    by_life = play.first_steps[attempt]
+    return step - by_life[max(by_life)]
 
 
 def metrics_have_every_report_once(play: Play) -> Iterator[str]:
@@ -295,9 +298,9 @@ def _reported(play: Play, name: str) -> tuple[int, int] | None:
     path = play.run_directory / name / MANIFEST_FILE
     if path.exists():
         manifest = json.loads(path.read_bytes())
-        return manifest["attempt"], _index_of(manifest, play)
+        return manifest["attempt"], _index_of(manifest["step"], manifest["attempt"], play)
     facts = [fact for _, fact in play.told if isinstance(fact, Committed) and fact.name == name]
-    return (facts[-1].attempt, facts[-1].step - play.first_steps[facts[-1].attempt]) if facts else None
+    return (facts[-1].attempt, _index_of(facts[-1].step, facts[-1].attempt, play)) if facts else None
 
 
 def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
@@ -327,7 +330,7 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
 def local_files_are_deleted_after_the_commit(play: Play) -> Iterator[str]:
     """Local files go once their checkpoint is committed, if the user wants that; else they stay as they are."""
     facts = [fact for _, fact in play.told if isinstance(fact, Committed)]
-    committed = {(fact.attempt, fact.step - play.first_steps[fact.attempt]) for fact in facts}
+    committed = {(fact.attempt, _index_of(fact.step, fact.attempt, play)) for fact in facts}
     is_quiet = not (play.scenario.faults or play.scenario.raises or play.scenario.rolls_back or _is_hasty(play))
     for call in play.calls:
         if call.folder is None or call.mode == "NO_UPLOAD":

@@ -66,7 +66,7 @@ class SimulatedRank:
 
     def __init__(self, agent: Agent, spec: wire.WorkerSpec, play: Play) -> None:
         self.agent, self.spec, self.play, self.world = agent, spec, play, agent.world
-        self.number, self.attempt, self.life = spec.rank, spec.attempt, play.life
+        self.number, self.attempt, self.life = spec.rank, spec.attempt, agent.life
         self.is_reported = False
         """True once the agent has reported its end."""
         self.process = Process(self.world, f"rank {spec.rank} of attempt {spec.attempt}", agent.host)
