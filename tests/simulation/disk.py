@@ -23,8 +23,11 @@ class Disk:
 
     def __init__(self, world: World, root: Path, *, forgets: bool) -> None:
         self._world, self._root, self._forgets = world, str(root), forgets
+        self._write = os.write
         self.errno = 0
         """The error that writing has now; 0: none."""
+        self.has_room = False
+        """True if a full disk still takes a part of one write."""
         self.full: set[str] = set()
         """Other directories, on which nothing can be written now."""
         self.slow: dict[str, float] = {}
@@ -43,6 +46,16 @@ class Disk:
         number = errno.ENOSPC if path.startswith(tuple(self.full)) else self.errno if self.has(path) else 0
         if number:
             raise OSError(number, os.strerror(number), path)
+
+    def write(self, fd: int, data: Any) -> int:
+        """Write as os.write() does."""
+        path = path_of(fd)
+        if self.errno == errno.ENOSPC and self.has(path) and self.has_room:
+            self.has_room = False
+            data = data[: len(data) // 2 + 1]
+        else:
+            self.check(path)
+        return self._write(fd, data)
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of the module ``os`` as it is on this disk. Its last argument is a path or descriptor."""

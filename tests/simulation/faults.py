@@ -110,7 +110,7 @@ def read_only_disk(play: Play, fault: Fault) -> None:
 
 def _break_disk(play: Play, fault: Fault, number: int) -> None:
     play.world.say(f"the disk: {os.strerror(number)}, for {fault.lasts:g} s")
-    play.disk.errno = number
+    play.disk.errno, play.disk.has_room = number, number == errno.ENOSPC
     play.world.after(fault.lasts, lambda: setattr(play.disk, "errno", 0))
 
 

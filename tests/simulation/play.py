@@ -45,7 +45,7 @@ from distrain.worker import session
 from distrain.worker.job.job import FunctionWork
 from distrain.worker.reporting import memory_part
 from tests.simulation import bucket, children, hosts, worker, world
-from tests.simulation.disk import Disk, path_of
+from tests.simulation.disk import Disk
 from tests.simulation.faults import STRIKES
 from tests.simulation.hosts import LEASE_S, Host, SimulatedRanks, SimulatedValidator
 from tests.simulation.properties import PROPERTIES
@@ -366,12 +366,6 @@ def patched(of: World, play: Play) -> Iterator[None]:
 
             process.at_death.append(unlock)
 
-    write = os.write
-
-    def checked_write(fd: int, data: Any) -> int:
-        play.disk.check(path_of(fd))
-        return write(fd, data)
-
     def unique() -> uuid.UUID:
         return uuid.UUID(int=next(numbers) | 1 << 100)
 
@@ -397,7 +391,7 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(file_transfer, "in_threads", lambda function, items, threads=0: [function(i) for i in items]),
         mock.patch.object(memory_part, "_check_room", partial(_check_room, of)),
         mock.patch.object(os, "mkdir", play.disk.timed(os.mkdir)),
-        mock.patch.object(os, "write", checked_write),
+        mock.patch.object(os, "write", play.disk.write),
         mock.patch.object(run_module, "Coordinator", _Coordinator),
         *_patches_of_children(of, play, threading),
         mock.patch.object(run_module, "import_observers"),

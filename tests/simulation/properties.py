@@ -109,7 +109,7 @@ def metrics_have_every_report_once(play: Play) -> Iterator[str]:
     for line in lines:
         found[line["attempt"], line["rank"]].append(line["index"])
     is_cut = any(life.was_killed for life in play.lives) or _was_refused(play.lives[-1]) or _was_interrupted(play)
-    is_whole = not (is_cut or play.hit_hosts or _has(play, *STORAGE_FAULTS))
+    is_whole = not (is_cut or play.hit_hosts or (play.lives[-1].process.error and _has(play, *STORAGE_FAULTS)))
     for key in {(call.attempt, call.rank) for call in play.calls}:
         calls = [call for call in play.calls if (call.attempt, call.rank) == key]
         indexes, failed = found[key], {call.index for call in calls if call.failed}
