@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tests.simulation.hosts import Host, Line
-    from tests.simulation.play import Play
+    from tests.simulation.play import Life, Play
     from tests.simulation.scenario import Fault
 
 
@@ -141,7 +141,7 @@ def flip_disk(play: Play, fault: Fault) -> None:
 def _flip(play: Play, fault: Fault, files: list[Path]) -> None:
     if (file := _chosen([file for file in files if file.stat().st_size], fault)) is not None:
         play.world.say(f"a bit of {file.relative_to(play.root)} flips")
-        play.flipped.append(file)
+        play.flipped[file] = play.world.now
         with open(file, "r+b") as damaged:
             byte = damaged.read(1)
             damaged.seek(0)
@@ -177,7 +177,7 @@ def slow_bucket(play: Play, fault: Fault) -> None:
 def flip_bucket(play: Play, fault: Fault) -> None:
     if path := play.bucket.flip(fault.target):
         play.world.say(f"a bit of {path} flips")
-        play.flipped.append(Path(path))
+        play.flipped[Path(path)] = play.world.now
 
 
 # -- fit(), and the people around it ---------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def signal(play: Play, fault: Fault) -> None:
     loop = getattr(life.process, "loop", None)
     if life.process.is_alive and loop is not None:
         number = (15, 15, 2)[fault.target % 3]
-        life.asked_to_stop += 1
+        _note_stop(life, play)
         play.world.say(f"signal {number}")
         loop.post(lambda: loop.on_signal(number))
 
@@ -245,6 +245,11 @@ def signal(play: Play, fault: Fault) -> None:
 def signal_twice(play: Play, fault: Fault) -> None:
     signal(play, fault)
     play.world.after(play.world.random.choice([0, 0.1, 1, 5]), lambda: signal(play, fault))
+
+
+def _note_stop(life: Life, play: Play) -> None:
+    life.asked_to_stop += 1
+    life.stops_at = min(life.stops_at, play.world.now)
 
 
 def request(play: Play, fault: Fault) -> None:
@@ -255,7 +260,8 @@ def request(play: Play, fault: Fault) -> None:
     if not life.process.is_alive or loop is None or not paths.requests.exists():
         return
     word = ("stacks", "profile 0 1", "profile 9 1", "stacks", requests.STOP)[fault.target % 5]
-    life.asked_to_stop += word == requests.STOP
+    if word == requests.STOP:
+        _note_stop(life, play)
     word, _, argument = word.partition(" ")
     token = f"request{len(play.asked)}"
     play.asked.append((life, play.world.now, paths.answer(token)))

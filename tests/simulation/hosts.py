@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tests.simulation.worker import SimulatedRank
 
 LEASE_S = 15.0
+STOP_GRACE_S = 10.0
 _LATENCY_S = 0.004
 
 

@@ -8,6 +8,7 @@ import fcntl
 import itertools
 import json
 import logging
+import math
 import os
 import random
 import sys
@@ -47,7 +48,7 @@ from distrain.worker.reporting import memory_part
 from tests.simulation import bucket, children, hosts, worker, world
 from tests.simulation.disk import Disk
 from tests.simulation.faults import STRIKES
-from tests.simulation.hosts import LEASE_S, Host, SimulatedRanks, SimulatedValidator
+from tests.simulation.hosts import LEASE_S, STOP_GRACE_S, Host, SimulatedRanks, SimulatedValidator
 from tests.simulation.properties import PROPERTIES
 from tests.simulation.world import STARTED, Process, Queue, SimulatedBackground, SimulatedLoop, Threading, World
 
@@ -73,6 +74,8 @@ class Life:
         self.facts: list[Any] = []
         self.was_killed = False
         self.asked_to_stop = 0
+        self.stops_at = self.ended_at = math.inf
+        """When it was first asked to stop, and when it ended."""
 
 
 class Play:
@@ -103,7 +106,8 @@ class Play:
         """By life and attempt: the rank that was made to stand still, and when."""
         self.stopped: list[tuple[int, int, int, float, float]] = []
         """Life, attempt and number of ranks that were stopped, from when until when."""
-        self.flipped: list[Path] = []
+        self.flipped: dict[Path, float] = {}
+        """When a bit of a file flipped."""
         self.rolled_back: set[tuple[int, int]] = set()
         self.disk = Disk(self.world, self.storage, forgets=any(fault.kind == "lose power" for fault in scenario.faults))
         self.batches: dict[tuple[int, int], list[tuple[int, list[int]]]] = defaultdict(list)
@@ -212,6 +216,7 @@ class Play:
         stop_signals._stopped_by.clear()
         process = Process(self.world, f"fit() {len(self.lives)}", host or self.hosts["host0"])
         life = process.life = Life(len(self.lives), process)  # type: ignore[attr-defined]
+        process.at_death.append(lambda: setattr(life, "ended_at", self.world.now))
         if is_rival:
             self.rivals.append(life)
             self.lives[-1].process.at_death.append(process.kill)  # it would begin a run of its own
@@ -243,8 +248,8 @@ class Play:
                 )
                 for spec in specs
             },
-            failure_config=scenario.failure_config, memory_every=scenario.memory_every, stop_grace_s=10.0, argv=[],
-            python_flags=[], validator=_VALIDATOR if scenario.validates else None,
+            failure_config=scenario.failure_config, memory_every=scenario.memory_every, stop_grace_s=STOP_GRACE_S,
+            argv=[], python_flags=[], validator=_VALIDATOR if scenario.validates else None,
         )  # fmt: skip
         transports: Any = [SimpleNamespace(host=spec) for spec in specs]
         shipping = Shipping(question=wire.SetUpHost(files=[], folders=[], place=""), fetch_limit=1 << 30)

@@ -29,6 +29,7 @@ from distrain.storage.records import PENDING, damage_of
 from distrain.storage.retention import score
 from distrain.storage.runs.listing import run_at
 from tests.simulation.bucket import checkpoint_folders, contents
+from tests.simulation.hosts import STOP_GRACE_S
 from tests.simulation.worker import BATCH
 
 if TYPE_CHECKING:
@@ -424,6 +425,31 @@ def a_run_ends(play: Play) -> Iterator[str]:
         yield f"the run took {took:.0f} s longer than its faults"
 
 
+def a_stop_is_obeyed(play: Play) -> Iterator[str]:
+    """A run that is asked to stop ends soon after ``stop_grace_s``, whatever its ranks do."""
+    kinds = {fault.kind for fault in play.scenario.faults} - {
+        "signal",
+        "signal twice",
+        "request",
+        "kill rank",
+        "stop rank",
+    }
+    life = play.lives[-1]
+    if not kinds and life.ended_at > life.stops_at + STOP_GRACE_S + 20:
+        yield f"the run ended {life.ended_at - life.stops_at:.0f} s after it was asked to stop"
+
+
+def no_damaged_checkpoint_is_continued(play: Play) -> Iterator[str]:
+    """A run that is started again verifies the checkpoint first from which it continues."""
+    firsts: dict[int, tuple[float, Any]] = {}
+    for at, rank in play.starts:
+        firsts.setdefault(rank.life, (at, rank))
+    for life, (at, rank) in firsts.items():
+        damaged = {file.parent.name for file, flipped_at in play.flipped.items() if flipped_at < at - 5}
+        if life > 0 and _name(rank.spec.checkpoint) in damaged and not _has(play, "second start", "take over"):
+            yield f"start {life} continues from {rank.spec.checkpoint}, which is damaged"
+
+
 def report_returns_soon(play: Play) -> Iterator[str]:
     """report() returns within its bounds while the world is healthy."""
     if play.scenario.faults or play.scenario.raises or play.scenario.rolls_back or play.scenario.sticks:
@@ -513,6 +539,8 @@ PROPERTIES = [
     observers_hear_facts_in_order,
     get_checkpoint_never_goes_back,
     a_run_ends,
+    a_stop_is_obeyed,
+    no_damaged_checkpoint_is_continued,
     report_returns_soon,
     hangs_are_named,
 ]
