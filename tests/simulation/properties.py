@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import warnings
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -241,12 +242,9 @@ def a_lost_host_costs_no_copied_checkpoint(play: Play) -> Iterator[str]:
 def every_row_is_used_once(play: Play) -> Iterator[str]:
     """A run that continues takes each row of its data once, but not those that a Rollback leaves out."""
     life = play.lives[-1]
-    if (
-        not play.scenario.reads
-        or life.was_killed
-        or life.process.error
-        or _has(play, "lose power", "take over", *STORAGE_FAULTS)
-    ):
+    if not play.scenario.reads or life.was_killed or life.process.error:
+        return
+    if _is_hasty(play) or _has(play, "lose power", "take over", *STORAGE_FAULTS):
         return
     if len({rank.life for _, rank in play.starts if rank.attempt == 0}) > 1:
         return  # nothing of the first start had come to the bucket
@@ -313,7 +311,8 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
     found = {path.name: manifest for path, manifest in _published(play)}
     committed = sorted({fact.index: fact for _, fact in play.told if isinstance(fact, Committed)}.items())
     was_killed = any(life.was_killed for life in play.lives)
-    is_lost = play.hit_hosts or (was_killed and (play.scenario.bucket or not play.scenario.shares_files))
+    is_lost = play.hit_hosts or _has(play, "lose power")
+    is_lost = is_lost or (was_killed and (play.scenario.bucket or not play.scenario.shares_files))
     facts = [fact for _, fact in committed if not ((fact.is_in_memory and is_lost) or _given_up(play))]
     kept = {manifest["index"]: manifest["metrics"] for manifest in found.values()}
     if facts and facts[-1].index > max(kept, default=-1):  # the one after it may be there: fit() was killed then
@@ -354,7 +353,9 @@ def all_views_of_a_run_agree(play: Play) -> Iterator[str]:
         return
     if not (play.run_directory / "run.json").exists():
         return
-    stored = Result.from_path(str(play.run_directory))
+    with warnings.catch_warnings():  # of checkpoints that lack files
+        warnings.simplefilter("ignore")
+        stored = Result.from_path(str(play.run_directory))
     run = run_at(play.run_directory)
     facts = Facts(run, run.location)
     published = {manifest["index"]: path.name for path, manifest in _published(play)}

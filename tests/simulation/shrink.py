@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import fields, replace
+from types import NoneType
 from typing import TYPE_CHECKING
 
+from distrain.errors import DistrainError
 from tests.simulation.play import played
 from tests.simulation.scenario import Scenario
 
@@ -60,6 +63,8 @@ def story(play: Play) -> str:
     for life in play.lives:
         end = repr(life.process.error)[:200] if life.process.error else "killed" if life.was_killed else "finished"
         lines.append(f"           start {life.number}: {end}")
+        if not isinstance(life.process.error, (DistrainError, KeyboardInterrupt, NoneType)):
+            lines += traceback.format_exception(life.process.error)
     return "\n".join(lines)
 
 

@@ -144,7 +144,7 @@ class SimulatedRank:
         session.on_question = ask
         seen = self.world.now
         while not self.is_done:
-            self.world.sleep(_SAMPLE_S * (0.5 + self.world.random.random()))
+            self.world.sleep(_SAMPLE_S * (0.6 + 0.3 * self.world.random.random()))
             session.poll()
             if self.world.now - seen > STANDING_S:  # the process was stopped
                 told, self.since = ("?", ""), self.world.now
