@@ -53,4 +53,16 @@ KEPT = [
             Fault(3.678983658947455, "kill child", 10, 20), Fault(3.8435285806518418, "slow disk", 8, 3),
         ),
     ),
+    # A rank was stopped while it waited in a collective, before the others came: all were blamed for the hang.
+    Scenario(
+        seed=800014104, ranks=4, hosts=2, steps=2, step_s=(1.5, 0.2, 0.2, 0.05),
+        faults=(Fault(5.317398225138658, "stop rank", 6, 20),),
+    ),
+    # A lost host was to hash a file, and a rank of another host waited with its file of the same name, for a minute.
+    Scenario(
+        seed=1100010656, hosts=2, steps=3, mode="MEMORY", storage_every_s=600, saving="some", own_names=False,
+        collectives=False, looks=True, builds=True, faults=(Fault(0.8534840695043481, "cut link", 9, 0.5),),
+    ),
+    # A run was taken over while its uploader was suspended, which published a checkpoint when it woke up.
+    Scenario(seed=54, steps=30, bucket=True, faults=(Fault(3.0, "take over", 0, 2),)),
 ]  # fmt: skip

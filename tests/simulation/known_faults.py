@@ -309,4 +309,29 @@ KNOWN = [
         "uncommitted = sorted(set(self._directories.values()) - committed)",
         "uncommitted: list[str] = []",
     ),
+    Known(
+        "a process that was suspended goes on with a run that another one has taken over",
+        "transfer/executor.py",
+        "        if abs(time.time() - self._checked_at) > _PAUSE_S:\n            self._owned_run()\n",
+        "",
+    ),
+    Known(
+        "files that a lost host was to store are waited for",
+        "coordinator/report_handler.py",
+        "        self._uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in ranks}\n",
+        "",
+    ),
+    Known(
+        "a rank that was stopped while it waited is not to blame",
+        "coordinator/hang_monitor.py",
+        "        self.standstills.note_mute(self._silent & self._hang.waiting.keys())  # stopped while they waited\n",
+        "",
+    ),
+    Known(
+        "a host that has come back is believed to see the storage",
+        "coordinator/host_files.py",
+        "        return host in self._answers and self._answers[host].storage_problem is not None\n",
+        "        known = host in self._answers and host in self._hosts and self._hosts[host].is_set_up\n"
+        "        return known and self._answers[host].storage_problem is not None\n",
+    ),
 ]
