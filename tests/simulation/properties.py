@@ -214,8 +214,8 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
     given_up = _given_up(play)
     seen: set[tuple[int, int]] = set()
     for moment, rank in play.starts:
-        if (rank.life, rank.attempt) in seen:
-            continue
+        if (rank.life, rank.attempt) in seen or any(other.life > rank.life for at, other in play.starts if at < moment):
+            continue  # the second: another process has taken over the run
         seen.add((rank.life, rank.attempt))
         committed = [fact for at, fact in play.told if isinstance(fact, Committed) and at <= moment]
         committed = [fact for fact in committed if not (fact.is_in_memory and is_lost)]
