@@ -15,6 +15,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
+from distrain.errors import StorageError
 from distrain.system import remote_path
 from distrain.system.remote_path import RemotePath, decode_filesystem, encode_filesystem, locate
 
@@ -183,6 +184,18 @@ def test_what_fails_for_good_names_the_url_and_the_cause() -> None:
     moody = Moody(*[ConnectionError("reset")] * 99)
     with pytest.raises(OSError, match=r"cannot write x/y \(tried 3 times\): ConnectionError: reset"):
         RemotePath("x/y", moody, patience_s=1.0).write_bytes(b"1")
+
+
+def test_a_retry_may_be_refused() -> None:
+    """The owner of a run checks that it still is, before it writes again what failed while it was suspended."""
+
+    def refuse() -> None:
+        raise StorageError("another process has the run")
+
+    moody = Moody(*[ConnectionError("reset")] * 2)
+    with pytest.raises(StorageError, match="another process"):
+        (RemotePath("x", moody, before_retry=refuse) / "y").write_bytes(b"1")
+    assert len(moody.moods) == 1
 
 
 def test_a_trouble_that_lasts_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
