@@ -118,6 +118,8 @@ class ReportHandler:
         """See :meth:`_find_settled`."""
         self._uploads: set[tuple[int, int]] = set()
         """Rank and ordinal of the files that uploaders are storing."""
+        self._lost: set[int] = set()
+        """The ranks whose hosts are lost."""
         self._unwritten: dict[tuple[int, int], RequestFiles] = {}
         """By rank and ordinal: orders for files in memory that are still being written."""
         similar = [saved for saved in self.store.committed if saved.world_size == world_size]
@@ -196,6 +198,7 @@ class ReportHandler:
 
     def host_lost(self, ranks: Collection[int]) -> None:
         """Note that the host of these ranks is lost: what it was storing for them never ends."""
+        self._lost.update(ranks)
         self._uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in ranks}
         for rank in ranks:
             self.rank_ended(rank)
@@ -404,6 +407,8 @@ class ReportHandler:
             self._unwritten[rank, ordinal] = action
             return
         if self._needs_uploader(report):
+            if rank in self._lost:
+                return
             self._uploads.add((rank, ordinal))
         if report.in_memory and not action.from_memory:
             self.memory.hash(report, action.files)

@@ -63,6 +63,12 @@ KEPT = [
         seed=1100010656, hosts=2, steps=3, mode="MEMORY", storage_every_s=600, saving="some", own_names=False,
         collectives=False, looks=True, builds=True, faults=(Fault(0.8534840695043481, "cut link", 9, 0.5),),
     ),
+    # A lost host was told to store files from memory, and was waited for.
+    Scenario(
+        seed=7940, hosts=2, steps=7, step_s=(0.2, 0.05), memory_every=1, storage_every_s=600, save_every=2,
+        collectives=False, looks=True, bucket=True,
+        faults=(Fault(2.4606356631765545, "kill host", 15, 0.5), Fault(4.881422473106432, "take over", 15, 20)),
+    ),
     # A run was taken over while its uploader was suspended, which published a checkpoint when it woke up.
     Scenario(seed=54, steps=30, bucket=True, faults=(Fault(3.0, "take over", 0, 2),)),
 ]  # fmt: skip

@@ -319,7 +319,8 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
         yield f"{facts[-1].name}, the last, is not kept"
     name, order = config.checkpoint_score_attribute, config.checkpoint_score_order
     if name and not (play.scenario.rolls_back or play.scenario.validates or play.flipped):  # nothing else gives one up
-        complete = facts if play.scenario.saving == "all" else []
+        is_sure = play.scenario.saving == "all" and len(facts) == len(committed)
+        complete = facts if is_sure else []  # a better one in memory may have taken its place, and be lost
         best = max(complete, key=lambda fact: score(fact.metrics, name, order), default=None)
         if best and score(best.metrics, name, order) > max(score(metrics, name, order) for metrics in kept.values()):
             yield f"{best.name}, the best, is not kept"
