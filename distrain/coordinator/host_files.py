@@ -108,7 +108,7 @@ class HostFiles:
         """Hosts that are asked when a thread has found the project as it is now."""
         self._announced: set[str] = set()
         self._answers: dict[str, wire.HostSetUp] = {}
-        """What every host said when it was set up last. It may be lost by now, and about to be asked again."""
+        """The last answer of each host. The host may be lost by now, and about to be asked again."""
         self._lost: set[str] = set()
         """Hosts that are lost, and have not been set up again."""
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _PAUSE_S = 5.0
-"""Seconds within an order after which this process may have been suspended."""
+"""Seconds since the last check that the run is ours, after which this process may have been suspended."""
 
 
 class StorageExecutor:
@@ -43,7 +43,7 @@ class StorageExecutor:
         self._spool = Path()
         self._lock: RemoteLock | None = None
         self._checked_at = 0.0
-        """When the run was ours, in seconds since 1970."""
+        """The time of the last check that the run is ours, in seconds since 1970."""
         self._mirrored: dict[str, tuple[int, int]] = {}
 
     def do(self, order: wire.Message) -> wire.Message:
@@ -140,7 +140,7 @@ class StorageExecutor:
                 fact["version"] = version
         (target / MANIFEST_FILE).write_bytes(json.dumps(manifest, indent=1).encode())
         try:
-            self._check_pause()  # a new owner has deleted the files
+            self._check_pause()  # else a new owner may have deleted the files
         except StorageError:
             (target / MANIFEST_FILE).remove()
             raise

@@ -71,7 +71,7 @@ def test_a_rank_that_the_kernel_kills_says_how_much_it_used_and_how_that_grew(
 def test_a_child_that_the_kernel_has_killed_is_told_with_its_ranks_exception(
     fit: Fit, memory_group: Path, tmp_path: Path
 ) -> None:
-    """As with the workers of a DataLoader."""
+    """The child stands for a worker process of a DataLoader."""
 
     def train() -> None:
         if distrain.get_context().get_world_rank() == 1:

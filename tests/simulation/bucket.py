@@ -18,7 +18,7 @@ URL = "gs://runs"
 _COST_S = 0.03
 _LONGEST_S = 10.0
 _LOST_ANSWERS = 0.3
-"""How often an operation takes place although it fails."""
+"""The share of failed operations that take place all the same."""
 _T = TypeVar("_T")
 
 

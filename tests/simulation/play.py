@@ -75,7 +75,7 @@ class Life:
         self.was_killed = False
         self.asked_to_stop = 0
         self.stops_at = self.ended_at = math.inf
-        """When it was first asked to stop, and when it ended."""
+        """The times of the first request to stop, and of its end."""
 
 
 class Play:
@@ -99,7 +99,7 @@ class Play:
         self.hits: set[tuple[int, int, int]] = set()
         self.hit_hosts: set[str] = set()
         self.copied: list[tuple[float, str]] = []
-        """When a host was hit, and the newest checkpoint that had copies in the memory of others then."""
+        """For each hit of a host: the time, and the newest checkpoint that had copies on other hosts."""
         """Life, attempt and rank of those that a fault has hit."""
         self.violations: list[str] = []
         self.stuck: dict[tuple[int, int], tuple[int, float]] = {}
@@ -107,7 +107,7 @@ class Play:
         self.stopped: list[tuple[int, int, int, float, float]] = []
         """Life, attempt and number of ranks that were stopped, from when until when."""
         self.flipped: dict[Path, float] = {}
-        """When a bit of a file flipped."""
+        """The times at which a bit of a file flipped."""
         self.rolled_back: set[tuple[int, int]] = set()
         self.disk = Disk(self.world, self.storage, forgets=any(fault.kind == "lose power" for fault in scenario.faults))
         self.batches: dict[tuple[int, int], list[tuple[int, list[int]]]] = defaultdict(list)
@@ -115,7 +115,7 @@ class Play:
         self.looked: list[tuple[worker.SimulatedRank, int]] = []
         """The step of each checkpoint that a rank got from get_checkpoint() while it trained; -1: none."""
         self.ended = 0.0
-        """When the last process that called fit() ended, in seconds since the start."""
+        """The end of the last process that called fit(), in seconds since the start."""
         self.told: list[tuple[float, Any]] = []
         """All facts that observers heard, and when."""
         self.sizes: dict[int, int] = {}

@@ -228,7 +228,7 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
 
 
 def a_lost_host_costs_no_copied_checkpoint(play: Play) -> Iterator[str]:
-    """If a host dies, an attempt starts from the last checkpoint that was copied to other hosts, or a newer one."""
+    """After the death of a host, the next attempt starts from the last checkpoint that was copied, or a newer one."""
     if len(play.copied) != 1 or play.scenario.rolls_back or _has(play, *_LOSING_MORE, *STORAGE_FAULTS, *FLIPS):
         return
     moment, copied = play.copied[0]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _FilesOf = dict[str, dict[str, tuple[int, str]]]
 """By directory and relative path: size in bytes and version of a file."""
 _SKIPPED = 10
-"""Numbers of checkpoints that are left to an owner of the run that may wake up: no name must be used twice."""
+"""Checkpoint numbers to skip after an owner that may wake up: it may still use them, and no name is used twice."""
 
 
 def open_run(

@@ -184,7 +184,7 @@ class RunStore(ABC):
         self.next_index = 0
         """The number of the next checkpoint."""
         self.moved: dict[str, str] = {}
-        """Where checkpoints are that got another name when they were stored from memory, by the path ranks may have."""
+        """New paths of checkpoints that got another name when they were stored from memory, by the path ranks have."""
         self._given_up: set[int] = set()
         """The indices of checkpoints that turned out to be wrong."""
         self._open_commits = 0
@@ -420,7 +420,8 @@ class RunStore(ABC):
 
         now: what its manifest must say, even if the run has given it up. stored: what was written.
         """
-        self.moved[str(self.location / now["name"])] = str(path)
+        if (known := str(self.location / now["name"])) != str(path):
+            self.moved[known] = str(path)
         self.committed = [
             replace(saved, path=path, manifest=None) if saved.index == now["index"] else saved
             for saved in self.committed

@@ -1,4 +1,4 @@
-"""Which processes are killed, and which are not."""
+"""Killing processes, and sparing the others."""
 
 from __future__ import annotations
 
