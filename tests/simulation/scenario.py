@@ -49,6 +49,8 @@ class Scenario:
     own_names: bool = True
     collectives: bool = True
     asks_to_stop: bool = False
+    lingers: bool = False
+    """After should_stop() has said True, a rank trains on for minutes."""
     looks: bool = False
     builds: bool = False
     """Ranks build their models, some for seconds, before they read the checkpoint of the start."""
@@ -185,6 +187,7 @@ def _drawn(seed: int, number: int) -> Scenario:
         reads=draw.random() < 0.3,
         validates=draw.random() < 0.15,
         catches=draw.random() < 0.2,
+        lingers=draw.random() < 0.1,
         faults=faults,
     )
 

@@ -235,6 +235,7 @@ class SimulatedRank:
             if scenario.lists and draw.random() < 0.2:
                 session.all_checkpoints(CheckpointConsistencyMode.COMMITTED, None)
             if stop:
+                self.world.sleep(200 if scenario.lingers else 0)
                 return step
         self._write_notes(session)
         return scenario.steps

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(400)
+exact = pytest.mark.sample(1, of="scripts that resume exactly")
 EXACT_EXAMPLES = (
     "accelerate_example", "async_dcp", "checkpoints", "exact_resume", "lightning_example", "sharded_checkpoints",
     "streaming_data",
 )  # fmt: skip
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", FAULTY)
 def test_what_a_script_forgets_is_named(tmp_path: Path, name: str) -> None:
     seen = drill(FAULTY[name], tmp_path)
@@ -34,7 +35,7 @@ def test_what_a_script_forgets_is_named(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.sample(1)
+@exact
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_script_that_resumes_exactly_causes_no_alarm(tmp_path: Path, name: str) -> None:
     if name == "tensorflow" and find_spec("tensorflow") is None:
@@ -45,7 +46,7 @@ def test_a_script_that_resumes_exactly_causes_no_alarm(tmp_path: Path, name: str
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.sample(1)
+@exact
 @pytest.mark.parametrize("name", EXACT_EXAMPLES)
 def test_an_example_resumes_exactly(tmp_path: Path, name: str) -> None:
     seen = drill(Case(("--workers", "2", "--only", "kill", str(EXAMPLES / f"{name}.py"))), tmp_path)

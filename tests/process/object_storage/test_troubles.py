@@ -17,6 +17,7 @@ import pytest
 
 from distrain import Checkpoint, StorageError, get_all_reported_checkpoints, report
 from distrain.errors import ControllerError
+from distrain.storage import run_lock
 from tests.conftest import wait_until
 from tests.process.object_storage.bucket import Bucket, Door
 from tests.process.object_storage.training import Waiter, train, wait_for
@@ -108,6 +109,7 @@ def test_a_run_whose_last_reports_cannot_be_stored_has_not_finished(
     one_fit: Fit, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DISTRAIN_STORAGE_PATIENCE_S", "1")
+    monkeypatch.setattr(run_lock, "HEARTBEAT_TIMEOUT_S", 2.0)  # for the lock that nobody could remove
     closed = tmp_path / "closed"
 
     def report_alone(config: dict[str, str]) -> int:
