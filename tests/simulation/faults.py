@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.coordinator import requests
+from tests.simulation.debugging import Person
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -254,24 +255,37 @@ def _note_stop(life: Life, play: Play) -> None:
 
 def request(play: Play, fault: Fault) -> None:
     """Somebody calls distrain stacks, stop or profile."""
+    word = ("stacks", "profile 0 1", "profile 9 1", "stacks", requests.STOP)[fault.target % 5]
+    if _ask(play, word) and word == requests.STOP:
+        _note_stop(play.lives[-1], play)
+
+
+def debug(play: Play, fault: Fault) -> None:
+    """Somebody stops a rank with distrain debug, and looks around."""
+    if (rank := _chosen(play.ranks(), fault)) is not None:
+        looks_s = fault.lasts + play.world.random.choice([0, 90])
+        person = Person(play, play.lives[-1], rank.number, looks_s, leaves=fault.target % 3 == 0)
+        if _ask(play, f"{requests.DEBUG} {rank.number} pdb {person.path}"):
+            person.begin()
+
+
+def _ask(play: Play, line: str) -> bool:
+    """Send a request to the coordinator, if there is one."""
     life = play.lives[-1]
     loop = getattr(life.process, "loop", None)
     paths = getattr(life.coordinator, "store", None) and life.coordinator.store.paths
     if not life.process.is_alive or loop is None or not paths.requests.exists():
-        return
-    word = ("stacks", "profile 0 1", "profile 9 1", "stacks", requests.STOP)[fault.target % 5]
-    if word == requests.STOP:
-        _note_stop(life, play)
-    word, _, argument = word.partition(" ")
+        return False
+    word, _, argument = line.partition(" ")
     token = f"request{len(play.asked)}"
     play.asked.append((life, play.world.now, paths.answer(token)))
-    play.world.say(f"distrain {word} {argument}")
+    play.world.say(f"distrain {line}")
     pipe = os.open(paths.requests, os.O_RDWR | os.O_NONBLOCK)
     with open(pipe, "wb", buffering=0, closefd=False) as file:
         file.write(f"{word} {token} {argument}\n".encode())
-    for fd in list(loop._watched):
-        loop.readable(fd)
+    loop.look()
     play.world.after(0.001, lambda: os.close(pipe))
+    return True
 
 
 def second_start(play: Play, fault: Fault) -> None:
@@ -301,6 +315,6 @@ STRIKES: dict[str, Callable[[Play, Fault], None]] = {
         kill_rank, stop_rank, kill_host, kill_agent, kill_forkserver, kill_child, stop_agent, slow_link, cut_link,
         full_disk, broken_disk, read_only_disk, slow_disk, full_memory, flip_memory, flip_disk, kill_coordinator,
         full_cache, no_streams, broken_bucket, slow_bucket, flip_bucket,
-        lose_power, stop_coordinator, take_over, signal, signal_twice, request, second_start, clock_jump,
+        lose_power, stop_coordinator, take_over, signal, signal_twice, request, debug, second_start, clock_jump,
     )
 }  # fmt: skip

@@ -334,4 +334,16 @@ KNOWN = [
         "        known = host in self._answers and host in self._hosts and self._hosts[host].is_set_up\n"
         "        return known and self._answers[host].storage_problem is not None\n",
     ),
+    Known(
+        "timers run while a person looks at a rank",
+        "coordinator/coordinator.py",
+        "            self._clock.pause()\n",
+        "            pass\n",
+    ),
+    Known(
+        "a rank whose debugger nobody uses any longer waits for a person",
+        "coordinator/debuggers.py",
+        "            debugger.user = None\n            self._tell(rank)\n",
+        "            debugger.user = None\n",
+    ),
 ]

@@ -94,18 +94,22 @@ class Play:
         self.asked: list[tuple[Life, float, Path]] = []
         """Requests: of which process, when, and the file of the answer."""
         self.first_steps: dict[int, dict[int, int]] = defaultdict(dict)
-        """By attempt and life. A life that is killed soon has not noted its last attempt, whose number comes again."""
-        """By attempt: the reports before it that count."""
+        """By attempt and life: the reports before it that count.
+
+        A life that is killed soon has not noted its last attempt, whose number comes again.
+        """
         self.hits: set[tuple[int, int, int]] = set()
+        """Life, attempt and rank of those that a fault has hit."""
         self.hit_hosts: set[str] = set()
         self.copied: list[tuple[float, str]] = []
         """For each hit of a host: the time, and the newest checkpoint that had copies on other hosts."""
-        """Life, attempt and rank of those that a fault has hit."""
         self.violations: list[str] = []
         self.stuck: dict[tuple[int, int], tuple[int, float]] = {}
         """By life and attempt: the rank that was made to stand still, and when."""
         self.stopped: list[tuple[int, int, int, float, float]] = []
         """Life, attempt and number of ranks that were stopped, from when until when."""
+        self.debugged: list[tuple[float, float]] = []
+        """From when until when a debugger has stopped a rank."""
         self.flipped: dict[Path, float] = {}
         """The times at which a bit of a file flipped."""
         self.rolled_back: set[tuple[int, int]] = set()

@@ -32,6 +32,7 @@ from distrain.storage.runs.listing import run_at
 from tests.simulation.bucket import checkpoint_folders, contents
 from tests.simulation.hosts import STOP_GRACE_S
 from tests.simulation.worker import BATCH
+from tests.simulation.world import STARTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,6 +95,13 @@ def _is_hasty(play: Play) -> bool:
 def _has(play: Play, *kinds: str) -> bool:
     """Return whether the play has faults of these kinds."""
     return any(fault.kind in kinds for fault in play.scenario.faults)
+
+
+def checkpoints_wait_for_each_rank(play: Play) -> Iterator[str]:
+    """No checkpoint is committed without a rank that reports in time; while somebody debugs a rank, time stands still."""
+    kinds = {fault.kind for fault in play.scenario.faults} - {"debug", "request", "clock jump", "kill rank"}
+    if not (kinds or _is_hasty(play) or play.scenario.sticks or play.scenario.lingers):
+        yield from (text for _, text in play.world.story if "checkpoints are committed without" in text)
 
 
 def _index_of(step: int, attempt: int, play: Play) -> int:
@@ -422,6 +430,7 @@ def a_run_ends(play: Play) -> Iterator[str]:
     over = max(
         (fault.at + fault.lasts + 90 * (fault.kind == "take over") for fault in play.scenario.faults), default=0.0
     )
+    over = max([over, *(ended - STARTED for _, ended in play.debugged)])
     took = play.ended - over - 40 * (play.scenario.sticks is not None)
     if took > 60 + 2 * play.scenario.steps * max(play.scenario.step_s):
         yield f"the run took {took:.0f} s longer than its faults"
@@ -433,6 +442,7 @@ def a_stop_is_obeyed(play: Play) -> Iterator[str]:
         "signal",
         "signal twice",
         "request",
+        "debug",
         "kill rank",
         "stop rank",
     }
@@ -468,6 +478,8 @@ def hangs_are_named(play: Play) -> Iterator[str]:
     for at, fact in hangs:
         if not set(fact.culprits) <= made and not _has(play, "take over"):  # its host has agents of two runs
             yield f"at {at:.1f} ranks {fact.culprits} were called stuck: {fact.text}"
+        if any(began + 1 < at < ended for began, ended in play.debugged):
+            yield f"at {at:.1f} ranks {fact.culprits} were called stuck, while somebody debugged one: {fact.text}"
     quiet = not play.scenario.faults and not play.scenario.raises and not play.scenario.rolls_back
     others_wait = play.scenario.sticks and play.scenario.sticks[1] < play.scenario.steps - 1
     if quiet and others_wait and play.scenario.collectives and play.scenario.ranks > 1:
@@ -475,6 +487,10 @@ def hangs_are_named(play: Play) -> Iterator[str]:
             limit = began + 20 * max(play.scenario.step_s) + 12
             if not any(began < at < limit and fact.culprits == [number] for at, fact in hangs):
                 yield f"rank {number} was stuck since {began:.1f}, and is not named"
+        said = "".join(text for _, text in play.world.story)
+        yield from (f"{fact.text} is not said" for _, fact in hangs if fact.text.partition(";")[0] not in said)
+        if len(hangs) != sum(isinstance(fact, HangEnded) for _, fact in play.told):
+            yield "nobody is told that the hang has ended"
 
 
 def all_processes_know_what_to_do(play: Play) -> Iterator[str]:
@@ -525,6 +541,7 @@ PROPERTIES = [
     files_come_back,
     all_processes_know_what_to_do,
     published_checkpoints_are_complete,
+    checkpoints_wait_for_each_rank,
     metrics_have_every_report_once,
     the_end_is_what_happened,
     the_culprit_was_hit,

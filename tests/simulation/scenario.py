@@ -111,7 +111,7 @@ FAULTS = (
     "kill rank", "kill rank", "kill host", "kill coordinator", "signal", "stop rank", "slow link", "stop coordinator",
     "kill agent", "full disk", "broken disk", "flip memory", "flip disk", "full memory", "slow disk", "slow disk",
     "kill forkserver", "kill child", "stop agent", "cut link", "read only disk", "lose power", "signal twice",
-    "request", "second start", "clock jump",
+    "request", "debug", "second start", "clock jump",
 )  # fmt: skip
 
 
@@ -124,6 +124,7 @@ THEMES = {
     "rollbacks": lambda one: bool(one.rolls_back),
     "apart": lambda one: not one.shares_files,
     "buckets": lambda one: one.bucket,
+    "debugging": lambda one: any(fault.kind == "debug" for fault in one.faults),
 }
 """What --only of scripts/fuzz selects."""
 

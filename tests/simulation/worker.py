@@ -21,6 +21,7 @@ from distrain.storage.checkpoint import Checkpoint
 from distrain.worker.reporting.memory_part import MemoryParts
 from distrain.worker.session import Session
 from distrain.worker.standstill import STANDING_S
+from tests.simulation.debugging import Debugger
 from tests.simulation.world import Process
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class SimulatedRank:
         """What its main thread does, as the sampler sees it: moves, waits, stuck."""
         self.since = self.world.now
         """Since when it does that."""
+        self._debugger = Debugger(self)
 
     # -- its process ----------------------------------------------------------------------------------------------
 
@@ -131,6 +133,8 @@ class SimulatedRank:
 
     def does(self, activity: str) -> None:
         self.activity, self.since = activity, self.world.now
+        if activity == "moves":
+            self._debugger.stop_if_due()
 
     def _sample(self, session: Session) -> None:
         """Tell the coordinator when the main thread stands still, and when it moves again, as the sampler does."""
@@ -171,6 +175,7 @@ class SimulatedRank:
         context = TrainContext(**{**spec.context, "devices": tuple(spec.context["devices"])})
         start = context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None
         session = Session(self, context, start)
+        session.on_debugger_input = self._debugger.hear
         session.host = self.agent.host  # type: ignore[attr-defined]
         session._nan_metric, session._skip_to = spec.nan_metric, spec.skip_to
         session._prefers_memory = spec.memory_every is not None

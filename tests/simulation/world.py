@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import select
 import threading
 from collections import deque
 from functools import partial
@@ -269,9 +270,12 @@ class SimulatedLoop(Loop):
     def on_writable(self, fd: int, callback: Callable[[], None] | None) -> None:
         pass
 
-    def readable(self, fd: int) -> None:
-        """Have the callback of a descriptor called."""
-        if fd not in self._readable:
+    def look(self) -> None:
+        """Have the callbacks of the descriptors called from which something can be read."""
+        poll = select.poll()
+        for fd in self._watched.keys() - self._readable:
+            poll.register(fd, select.POLLIN)
+        for fd, _ in poll.poll(0):
             self._readable.add(fd)
             self.post(partial(self._read, fd))
 

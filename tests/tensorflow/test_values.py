@@ -64,7 +64,7 @@ def plain(value: Any) -> Any:
 
 @pytest.mark.parametrize("way", ["to_tf", "iter_tf_batches"])
 def test_values_are_those_of_the_rows(way: str, request: pytest.FixtureRequest) -> None:
-    @settings(max_examples=1000 if request.config.getoption("--all") else 40)
+    @settings(max_examples=400 if request.config.getoption("--all") else 40)
     @given(st.sampled_from(VALUES).flatmap(lambda values: st.lists(values, min_size=1, max_size=4)))
     def check(values: list[Any]) -> None:
         try:
