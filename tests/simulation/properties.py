@@ -98,7 +98,7 @@ def _has(play: Play, *kinds: str) -> bool:
 
 
 def checkpoints_wait_for_each_rank(play: Play) -> Iterator[str]:
-    """No checkpoint is committed without a rank that reports in time; while somebody debugs a rank, time stands still."""
+    """No checkpoint is committed without a rank that reports in time; time stands still while somebody debugs."""
     kinds = {fault.kind for fault in play.scenario.faults} - {"debug", "request", "clock jump", "kill rank"}
     if not (kinds or _is_hasty(play) or play.scenario.sticks or play.scenario.lingers):
         yield from (text for _, text in play.world.story if "checkpoints are committed without" in text)
