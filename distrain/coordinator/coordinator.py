@@ -586,13 +586,13 @@ class Coordinator:
     # -- requests of other parts ----------------------------------------------------------------------------------
 
     def _ask_for_stacks(self, watches: bool) -> list[str]:
-        plan = self.machine.plan
-        if plan is None or not self._is_training:
+        if not self._is_training:
             return []
         self._ask_ranks(wire.TellStandstill, self.observers.status.at_work())
-        for name in plan.hosts:
+        hosts = self.machine.living_hosts
+        for name in hosts:
             self.ranks.send(name, wire.TakeStacks(attempt=self._attempt, watches=watches))
-        return list(plan.hosts)
+        return hosts
 
     def _ask_ranks(self, question: type[wire.ToWorker], ranks: Collection[int]) -> None:
         for rank in ranks:

@@ -189,6 +189,11 @@ class RunStateMachine:
         return self.stop_reason is not None or self._retry_forbidden
 
     @property
+    def living_hosts(self) -> list[str]:
+        """The hosts of the attempt, without those that were lost after all of their ranks had finished."""
+        return [host for host in (self.plan.hosts if self.plan else ()) if not self._host_pool.is_lost(host)]
+
+    @property
     def saves_on_stop(self) -> bool:
         """True if ranks that should stop learn it from should_stop() first, and can save a checkpoint."""
         return bool(self._stop_consensus.callers and self.request.stop_grace_s)
@@ -807,8 +812,7 @@ class RunStateMachine:
         latest = self._deadline if self.state is RunState.STOPPING and self._deadline is not None else math.inf
         if self.state is not RunState.STOPPING:
             self._move(RunState.STOPPING)
-        hosts = [host for host in self.plan.hosts if not self._host_pool.is_lost(host)]
-        if not hosts:
+        if not (hosts := self.living_hosts):
             return self._settle(now)
         self._last_grace_s = last_grace_s
         exit_grace_s = 0.0 if self.was_asked_to_stop else self.request.stop_grace_s

@@ -302,7 +302,10 @@ class PausableClock:
 
     def monotonic(self, moment: float | None) -> float | None:
         """Return when this clock shows ``moment`` (time.monotonic), or None for no moment and while it is paused."""
-        return None if moment is None or self.is_paused else moment + self._behind_s
+        if moment is None or self.is_paused:
+            return None
+        found = moment + self._behind_s
+        return found if found - self._behind_s >= moment else math.nextafter(found, math.inf)  # not before, rounded
 
 
 def handler_of(number: int) -> Any:

@@ -180,8 +180,8 @@ KNOWN = [
     Known(
         "a host that is lost while it stops is waited for",
         "decisions/run_machine.py",
-        "        hosts = [host for host in self.plan.hosts if not self._host_pool.is_lost(host)]\n",
-        "        hosts = list(self.plan.hosts)\n",
+        "        if not (hosts := self.living_hosts):\n",
+        "        if not (hosts := self.plan.hosts):\n",
     ),
     Known(
         "the commit is told after older checkpoints are deleted",
@@ -345,5 +345,11 @@ KNOWN = [
         "coordinator/debuggers.py",
         "            debugger.user = None\n            self._tell(rank)\n",
         "            debugger.user = None\n",
+    ),
+    Known(
+        "no hang is shown once a host is lost whose ranks had finished",
+        "coordinator/coordinator.py",
+        "        hosts = self.machine.living_hosts\n",
+        "        hosts = list(self.machine.plan.hosts)\n",
     ),
 ]

@@ -92,6 +92,11 @@ def _is_hasty(play: Play) -> bool:
     return play.scenario.missing_rank_s < 60
 
 
+def _strands(play: Play) -> bool:
+    """Return whether a rank ends its training while others still wait for it."""
+    return play.scenario.early is not None and (play.scenario.collectives or play.scenario.meets)
+
+
 def _has(play: Play, *kinds: str) -> bool:
     """Return whether the play has faults of these kinds."""
     return any(fault.kind in kinds for fault in play.scenario.faults)
@@ -100,7 +105,7 @@ def _has(play: Play, *kinds: str) -> bool:
 def checkpoints_wait_for_each_rank(play: Play) -> Iterator[str]:
     """No checkpoint is committed without a rank that reports in time; time stands still while somebody debugs."""
     kinds = {fault.kind for fault in play.scenario.faults} - {"debug", "request", "clock jump", "kill rank"}
-    if not (kinds or _is_hasty(play) or play.scenario.sticks or play.scenario.lingers):
+    if not (kinds or _is_hasty(play) or play.scenario.sticks or play.scenario.lingers or play.scenario.quiet):
         yield from (text for _, text in play.world.story if "checkpoints are committed without" in text)
 
 
@@ -137,7 +142,8 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
         return
     if error is not None and not isinstance(error, (DistrainError, KeyboardInterrupt)):
         yield f"fit() raised {type(error).__name__}: {error}"
-    if not (play.scenario.faults or play.scenario.raises or _is_hasty(play)) and error is not None:
+    is_quiet = not (play.scenario.faults or play.scenario.raises or _is_hasty(play) or _strands(play))
+    if is_quiet and error is not None:
         yield f"nothing was disturbed, but fit() raised {type(error).__name__}: {error}"
     if _was_interrupted(play) or (life.asked_to_stop > 1 and _has(play, "slow disk", "slow bucket")):
         return
@@ -154,7 +160,7 @@ def the_culprit_was_hit(play: Play) -> Iterator[str]:
     raised = {(rank, attempt) for rank, _, attempt in play.scenario.raises}
     if any(life.asked_to_stop for life in play.lives) or _has(play, *_STOPPING, *STORAGE_FAULTS, *FLIPS):
         return  # those hit all ranks
-    if _is_hasty(play):
+    if _is_hasty(play) or _strands(play):
         return  # a rank that comes late fails
     for life in play.lives:
         for fact in life.facts:
@@ -254,6 +260,8 @@ def every_row_is_used_once(play: Play) -> Iterator[str]:
         return
     if _is_hasty(play) or _has(play, "lose power", "take over", *STORAGE_FAULTS):
         return
+    if play.scenario.quiet or play.scenario.early:
+        return  # nobody knows what they have taken, or they leave some
     if len({rank.life for _, rank in play.starts if rank.attempt == 0}) > 1:
         return  # nothing of the first start had come to the bucket
     made = {fact.name: fact.index for _, fact in play.told if isinstance(fact, Committed)}
@@ -327,7 +335,7 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
         yield f"{facts[-1].name}, the last, is not kept"
     name, order = config.checkpoint_score_attribute, config.checkpoint_score_order
     if name and not (play.scenario.rolls_back or play.scenario.validates or play.flipped):  # nothing else gives one up
-        is_sure = play.scenario.saving == "all" and len(facts) == len(committed)
+        is_sure = play.scenario.saving == "all" and not play.scenario.quiet and len(facts) == len(committed)
         complete = facts if is_sure else []  # a better one in memory may have taken its place, and be lost
         best = max(complete, key=lambda fact: score(fact.metrics, name, order), default=None)
         if best and score(best.metrics, name, order) > max(score(metrics, name, order) for metrics in kept.values()):
@@ -340,7 +348,8 @@ def local_files_are_deleted_after_the_commit(play: Play) -> Iterator[str]:
     """Local files go once their checkpoint is committed, if the user wants that; else they stay as they are."""
     facts = [fact for _, fact in play.told if isinstance(fact, Committed)]
     committed = {(fact.attempt, _index_of(fact.step, fact.attempt, play)) for fact in facts}
-    is_quiet = not (play.scenario.faults or play.scenario.raises or play.scenario.rolls_back or _is_hasty(play))
+    is_quiet = not (play.scenario.faults or play.scenario.raises or play.scenario.rolls_back)
+    is_quiet = is_quiet and not (_is_hasty(play) or _strands(play))
     for call in play.calls:
         if call.folder is None or call.mode == "NO_UPLOAD":
             continue
@@ -432,6 +441,8 @@ def a_run_ends(play: Play) -> Iterator[str]:
     )
     over = max([over, *(ended - STARTED for _, ended in play.debugged)])
     took = play.ended - over - 40 * (play.scenario.sticks is not None)
+    attempts = len(play.first_steps)
+    took -= attempts * (60 * bool(play.scenario.quiet) + 30 * _strands(play))  # missing_rank_s, and until that is sure
     if took > 60 + 2 * play.scenario.steps * max(play.scenario.step_s):
         yield f"the run took {took:.0f} s longer than its faults"
 
@@ -466,6 +477,8 @@ def report_returns_soon(play: Play) -> Iterator[str]:
     """report() returns within its bounds while the world is healthy."""
     if play.scenario.faults or play.scenario.raises or play.scenario.rolls_back or play.scenario.sticks:
         return
+    if play.scenario.quiet:
+        return
     for call in play.calls:
         if call.ended is None or call.ended - call.began > 8 * max(play.scenario.step_s) * play.scenario.steps + 15:
             yield f"report {call.index} of rank {call.rank} took {(call.ended or 0) - call.began:.1f} s"
@@ -475,6 +488,7 @@ def hangs_are_named(play: Play) -> Iterator[str]:
     """A hang is named within seconds, with the right rank; ranks that are only busy, or slow, never are."""
     hangs = [(at, fact) for at, fact in play.told if isinstance(fact, HangBegan)]
     made = {number for number, _ in play.stuck.values()} | {number for _, _, number, _, _ in play.stopped}
+    made |= {play.scenario.early[0]} if play.scenario.early and _strands(play) else set()
     for at, fact in hangs:
         if not set(fact.culprits) <= made and not _has(play, "take over"):  # its host has agents of two runs
             yield f"at {at:.1f} ranks {fact.culprits} were called stuck: {fact.text}"

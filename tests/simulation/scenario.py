@@ -45,6 +45,10 @@ class Scenario:
     memory_every: int | None = None
     storage_every_s: float = 600.0
     saving: str = "all"
+    quiet: frozenset[int] = frozenset()
+    """Ranks that never call report()."""
+    early: tuple[int, int] | None = None
+    """A rank that has fewer batches than the others, and how many."""
     save_every: int = 1
     own_names: bool = True
     collectives: bool = True
@@ -157,6 +161,7 @@ def _drawn(seed: int, number: int) -> Scenario:
         )
     )
     raises = frozenset({(draw.randrange(ranks), draw.randrange(steps), 0)} if draw.random() < 0.15 else ())
+    early = (draw.randrange(ranks), draw.randrange(steps)) if ranks > 1 and draw.random() < 0.1 else None
     return Scenario(
         seed=seed,
         ranks=ranks,
@@ -177,7 +182,7 @@ def _drawn(seed: int, number: int) -> Scenario:
         num_to_keep=draw.choice([None, 1, 1, 2]),
         score=draw.choice(["", "", "min", "max"]),
         missing_rank_s=draw.choice([60, 60, 60, 60, 4]),
-        max_failures=draw.choice([0, 1, 3, -1]),
+        max_failures=draw.choice([0, 1, 3, -1]) if early is None else 3,
         raises=raises,
         rolls_back=frozenset({(draw.randrange(ranks), draw.randrange(steps))} if draw.random() < 0.15 else ()),
         sticks=(draw.randrange(ranks), draw.randrange(steps), 0) if draw.random() < 0.1 else None,
@@ -189,6 +194,8 @@ def _drawn(seed: int, number: int) -> Scenario:
         validates=draw.random() < 0.15,
         catches=draw.random() < 0.2,
         lingers=draw.random() < 0.1,
+        quiet=frozenset(draw.sample(range(ranks), draw.randrange(ranks)) if draw.random() < 0.1 else ()),
+        early=early,
         faults=faults,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from dataclasses import fields, replace
 from types import NoneType
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from tests.simulation.play import Play
 
 _MOST_TRIES = 150
+_MOST_S = 60.0
 _SIZES = ("seed", "ranks", "hosts", "steps", "faults", "step_s", "mode")
 """Fields that are made smaller, and not set to their default."""
 
@@ -24,15 +26,15 @@ _SIZES = ("seed", "ranks", "hosts", "steps", "faults", "step_s", "mode")
 def shrunk(scenario: Scenario, violation: str) -> Scenario:
     """Return a simpler scenario that breaks the same promise."""
     promise = violation.partition(":")[0]
-    tries = 0
+    tries, until = 0, time.perf_counter() + _MOST_S
     while tries < _MOST_TRIES:
         for simpler in _simpler(scenario):
             tries += 1
             if any(text.startswith(promise) for text in played(simpler).violations):
                 scenario = simpler
                 break
-            if tries >= _MOST_TRIES:
-                break
+            if tries >= _MOST_TRIES or time.perf_counter() > until:
+                return scenario
         else:
             break
     return scenario

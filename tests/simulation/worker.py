@@ -74,7 +74,7 @@ class SimulatedRank:
         self._frames: deque[wire.Frame] = deque()
         self._how: dict[str, Any] = {"signal": 9}
         self.main = self.process.start(self._run, is_main=True)
-        self.process.at_death.append(lambda: agent.exited(self, **self._how))
+        self.process.at_death += [lambda: agent.exited(self, **self._how), lambda: play.collectives.gone(self)]
         self.in_collective: int | None = None
         self.collectives = 0
         self.is_done = False
@@ -91,7 +91,6 @@ class SimulatedRank:
         if self.process.is_alive:
             self._how = {"lost": lost} if lost else {"signal": 9, "by_us": by_us}
             self.process.kill()
-            self.play.collectives.gone(self)
 
     def signal(self, name: str) -> None:
         """Get a signal: train_func is unwound by it."""
@@ -119,15 +118,31 @@ class SimulatedRank:
                 "exits": isinstance(error, (SystemExit, KeyboardInterrupt)),
             }  # fmt: skip
         self.is_done = True
+        if outcome["ok"] or outcome["exits"]:
+            self._tell_collectives(session, "last_collectives")
+        elif outcome["blames_peer"]:
+            self._tell_collectives(session, has_failed=True)
         session.send(wire.Outcome, stage="run", stopped=session.stopped, **outcome)
         self._how = {"exit_code": code}
         if outcome["ok"]:
             if self.number == 0:
                 session.wait_for_release()
             session.wait_for_commits()
-        else:
-            self.play.collectives.gone(self)
         self.world.pause(0.1)
+
+    def _tell_collectives(self, session: Session, what: str = "flight_recorder", *, has_failed: bool = False) -> None:
+        """Send what torch's flight recorder has."""
+        entries = [
+            {
+                "collective_seq_id": number, "profiling_name": "gloo:all_reduce", "process_group": ["0", "default_pg"],
+                "input_sizes": [[1]], "input_dtypes": ["Float"], "is_p2p": False, "time_created_ns": number,
+                "retired": number != self.in_collective,
+            }
+            for number in range(max(1, self.collectives - 4), self.collectives + 1)
+        ]  # fmt: skip
+        groups = {"0": [*range(session.context.world_size)]}
+        body = json.dumps({"entries": entries, "groups": groups, "has_failed": has_failed}).encode()
+        session.send(wire.Dump, what=what, body=body)
 
     # -- the sampler ----------------------------------------------------------------------------------------------
 
@@ -175,6 +190,7 @@ class SimulatedRank:
         context = TrainContext(**{**spec.context, "devices": tuple(spec.context["devices"])})
         start = context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None
         session = Session(self, context, start)
+        session.on_dump = partial(self._tell_collectives, session)
         session.on_debugger_input = self._debugger.hear
         session.host = self.agent.host  # type: ignore[attr-defined]
         session._nan_metric, session._skip_to = spec.nan_metric, spec.skip_to
@@ -214,7 +230,10 @@ class SimulatedRank:
             self.world.sleep(draw.choice([0.0, 0.3, 6.0]))
         first = self._resume(session)
         size = session.context.world_size
+        last = scenario.early[1] if scenario.early and scenario.early[0] == self.number else scenario.steps
         for step in self._read(session, first) if scenario.reads else range(first, scenario.steps):
+            if step >= last:
+                break
             self.world.sleep(draw.expovariate(1 / scenario.step_s[self.number % len(scenario.step_s)]))
             if scenario.collectives and size > 1:
                 self.does("waits")
@@ -233,7 +252,7 @@ class SimulatedRank:
             if scenario.meets and step % 3 == 1:
                 session.collective("barrier()", b"")
             stop = scenario.asks_to_stop and session.should_stop()
-            if (step + 1) % scenario.report_every == 0:
+            if (step + 1) % scenario.report_every == 0 and self.number not in scenario.quiet:
                 self._report(session, step)
             if scenario.looks and draw.random() < 0.2:
                 self._look(session)

@@ -29,6 +29,9 @@ _BEGAN_AT = 1_700_000_000.0
 _PAUSE_S = 0.5
 """As in distrain.system.loop: seconds that a timer is late if its process was paused."""
 
+_MOST_TURNS = 10_000
+"""Turns of a loop at one moment, more than any run needs."""
+
 
 class World:
     """One simulation. ``now`` is the time in seconds since an arbitrary moment, as time.monotonic() shows it."""
@@ -253,6 +256,7 @@ class SimulatedLoop(Loop):
         self._watched: dict[int, Any] = {}
         self._readable: set[int] = set()
         self._running = self.is_stepping = False
+        self._turns = 0
         self.now = self._awake_since = self.world.now
         self._posted: deque[Callable[[], None]] = deque()
         self._task: Task | None = None
@@ -296,6 +300,9 @@ class SimulatedLoop(Loop):
         due = max(self.now, self._next_timer())
         while not self._posted and due > self.world.now:
             self.world.wait(None if due == float("inf") else due)
+        self._turns = self._turns + 1 if self.world.now == self.now else 0
+        if self._turns > _MOST_TURNS:
+            raise RuntimeError("a loop turns without end, and without waiting")
         self.now = self.world.now
         if self.now > due + _PAUSE_S:
             self._awake_since = self.now

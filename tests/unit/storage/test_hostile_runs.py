@@ -23,6 +23,7 @@ SAMPLE = 60
 """Of about 5,000 damages. All are tried with --all."""
 
 
+@pytest.mark.timeout(1200)  # with --all
 def test_damage_surprises_no_reader(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run, kept, target = make_whole_run(tmp_path / "runs"), tmp_path / "kept", tmp_path / "out"
     shutil.copytree(run, kept)
