@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from tests.simulation.world import World
 
@@ -60,9 +60,10 @@ class Bucket:
     def _put(self, path: str, data: bytes) -> None:
         self.objects[path] = data, f"v{next(self._versions)}"
 
-    def flip(self, number: int) -> str:
-        """Flip a bit of a file of a checkpoint, and return its path; "" if there is none."""
+    def flip(self, number: int, flipped: Collection[Path]) -> str:
+        """Flip a bit of another file of a checkpoint, and return its path; "" if there is none."""
         paths = [path for path in sorted(self.objects) if "/state" in path or "/more" in path]
+        paths = [path for path in paths if Path(path) not in flipped]
         if not paths:
             return ""
         path = paths[number % len(paths)]

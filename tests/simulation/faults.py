@@ -140,7 +140,8 @@ def flip_disk(play: Play, fault: Fault) -> None:
 
 
 def _flip(play: Play, fault: Fault, files: list[Path]) -> None:
-    if (file := _chosen([file for file in files if file.stat().st_size], fault)) is not None:
+    intact = [file for file in files if file.stat().st_size and file not in play.flipped]
+    if (file := _chosen(intact, fault)) is not None:
         play.world.say(f"a bit of {file.relative_to(play.root)} flips")
         play.flipped[file] = play.world.now
         with open(file, "r+b") as damaged:
@@ -176,7 +177,7 @@ def slow_bucket(play: Play, fault: Fault) -> None:
 
 
 def flip_bucket(play: Play, fault: Fault) -> None:
-    if path := play.bucket.flip(fault.target):
+    if path := play.bucket.flip(fault.target, play.flipped):
         play.world.say(f"a bit of {path} flips")
         play.flipped[Path(path)] = play.world.now
 

@@ -65,6 +65,8 @@ def published_checkpoints_are_complete(play: Play) -> Iterator[str]:
             yield f"{path.name} is damaged: {damage}"
             continue
         found = contents(path)
+        if _written_off(play, manifest):  # they may have written into it
+            found = {name: found[name] for name in manifest["files"]}
         if all(found != _reported_files(play, manifest, life) for life in play.first_steps[manifest["attempt"]]):
             expected = _reported_files(play, manifest, play.life)
             differing = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
@@ -147,8 +149,8 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
         yield f"nothing was disturbed, but fit() raised {type(error).__name__}: {error}"
     if _was_interrupted(play) or (life.asked_to_stop > 1 and _has(play, "slow disk", "slow bucket")):
         return
-    if error is not None and not (play.run_directory / "run.json").exists():
-        return
+    if error is not None and not (life.facts and (play.run_directory / "run.json").exists()):
+        return  # it has not begun
     status = json.loads((play.run_directory / "run.json").read_bytes())["status"]
     wanted = "finished" if error is None else "stopped" if isinstance(error, _STOPS) else "failed"
     if status != wanted and not _has(play, *STORAGE_FAULTS):

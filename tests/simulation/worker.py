@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import pickle
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -230,7 +231,7 @@ class SimulatedRank:
             self.world.sleep(draw.choice([0.0, 0.3, 6.0]))
         first = self._resume(session)
         size = session.context.world_size
-        last = scenario.early[1] if scenario.early and scenario.early[0] == self.number else scenario.steps
+        last = scenario.early[1] if scenario.early and scenario.early[0] == self.number else math.inf
         for step in self._read(session, first) if scenario.reads else range(first, scenario.steps):
             if step >= last:
                 break
