@@ -114,6 +114,8 @@ class HangMonitor:
         """Note that a rank has left train_func."""
         self.standstills.ended(rank, time.monotonic(), ok=ok)
         self._judged = False
+        if ok:
+            self._note_move()
 
     def heard(self, message: wire.Standstill) -> None:
         """Note that a rank stands still, or moves again."""
@@ -124,7 +126,12 @@ class HangMonitor:
         if not message.state:
             self._records.pop(message.rank, None)
         self._judged = False
-        if self._hang is not None and not self.standstills.all_stand:
+        if not self.standstills.all_stand:
+            self._note_move()
+
+    def _note_move(self) -> None:
+        """End the hang, if there is one: a rank has moved, or finished."""
+        if self._hang is not None:
             if self._hung_since is not None:
                 say(f"the ranks move again, after {duration(time.monotonic() - self._hang.since)}")
             self.end_hang()

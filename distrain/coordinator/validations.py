@@ -54,7 +54,7 @@ class Validations:
         """Queue what an earlier part of the run left unvalidated."""
         self._loop = loop
         for saved in self._store.committed:
-            if saved.is_pending and self._request.validator is not None:
+            if saved.is_pending and self._request.validator is not None and not self.awaits(saved):
                 self.add(saved)
 
     def add(self, saved: CommittedCheckpoint) -> None:

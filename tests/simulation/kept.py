@@ -71,4 +71,18 @@ KEPT = [
     ),
     # A run was taken over while its uploader was suspended, which published a checkpoint when it woke up.
     Scenario(seed=54, steps=30, bucket=True, faults=(Fault(3.0, "take over", 0, 2),)),
+    # A host was lost whose rank had finished, and was still asked for stacks: no hang of the others was shown.
+    Scenario(seed=1, hosts=2, steps=6, early=(0, 1), faults=(Fault(2.0, "kill host", 0, 20),)),
+    # A rank was stuck, and then finished at once: its hang never ended, and no other one was found.
+    Scenario(seed=210001035, hosts=2, steps=5, mode="MEMORY", early=(0, 4), sticks=(0, 3, 0)),
+    # A restart queued a checkpoint for its validation that was waiting for that; it was deleted during the second one.
+    Scenario(
+        seed=210002436, ranks=4, hosts=2, spares=1, steps=6, step_s=(0.2, 0.05, 0.2, 0.2), mode="ASYNC",
+        own_names=False, asks_to_stop=True, num_to_keep=1, rolls_back=frozenset({(3, 5)}), sticks=(1, 5, 0),
+        validates=True,
+        faults=(
+            Fault(2.632524430726616, "stop coordinator", 12, 20), Fault(3.2287675817570136, "kill rank", 5, 20),
+            Fault(3.389584326328646, "stop agent", 6, 0.5),
+        ),
+    ),
 ]  # fmt: skip

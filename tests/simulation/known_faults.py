@@ -352,4 +352,16 @@ KNOWN = [
         "        hosts = self.machine.living_hosts\n",
         "        hosts = list(self.machine.plan.hosts)\n",
     ),
+    Known(
+        "a hang whose rank then finishes never ends",
+        "coordinator/hang_monitor.py",
+        "        if ok:\n            self._note_move()\n",
+        "",
+    ),
+    Known(
+        "a checkpoint that waits for its validation is queued again by a restart",
+        "coordinator/validations.py",
+        " and self._request.validator is not None and not self.awaits(saved):\n",
+        " and self._request.validator is not None:\n",
+    ),
 ]

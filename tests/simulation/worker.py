@@ -75,7 +75,7 @@ class SimulatedRank:
         self._frames: deque[wire.Frame] = deque()
         self._how: dict[str, Any] = {"signal": 9}
         self.main = self.process.start(self._run, is_main=True)
-        self.process.at_death += [lambda: agent.exited(self, **self._how), lambda: play.collectives.gone(self)]
+        self.process.at_death += [lambda: agent.exited(self, **self._how), self._close_connections]
         self.in_collective: int | None = None
         self.collectives = 0
         self.is_done = False
@@ -92,6 +92,10 @@ class SimulatedRank:
         if self.process.is_alive:
             self._how = {"lost": lost} if lost else {"signal": 9, "by_us": by_us}
             self.process.kill()
+
+    def _close_connections(self) -> None:
+        if self.agent.host.is_up:  # from a dead machine, others hear nothing
+            self.play.collectives.gone(self)
 
     def signal(self, name: str) -> None:
         """Get a signal: train_func is unwound by it."""
