@@ -445,7 +445,7 @@ def a_run_ends(play: Play) -> Iterator[str]:
     over = max([over, *(ended - STARTED for _, ended in play.debugged)])
     took = play.ended - over - 40 * (play.scenario.sticks is not None)
     attempts = len(play.first_steps)
-    took -= attempts * (60 * bool(play.scenario.quiet) + 30 * _strands(play))  # missing_rank_s, and until that is sure
+    took -= attempts * (60 * bool(play.scenario.quiet) + 30 * (_strands(play) or _is_hasty(play)))
     if took > 60 + 2 * play.scenario.steps * max(play.scenario.step_s):
         yield f"the run took {took:.0f} s longer than its faults"
 
@@ -480,7 +480,7 @@ def report_returns_soon(play: Play) -> Iterator[str]:
     """report() returns within its bounds while the world is healthy."""
     if play.scenario.faults or play.scenario.raises or play.scenario.rolls_back or play.scenario.sticks:
         return
-    if play.scenario.quiet:
+    if play.scenario.quiet or _is_hasty(play):
         return
     for call in play.calls:
         if call.ended is None or call.ended - call.began > 8 * max(play.scenario.step_s) * play.scenario.steps + 15:
@@ -499,7 +499,7 @@ def hangs_are_named(play: Play) -> Iterator[str]:
             yield f"at {at:.1f} ranks {fact.culprits} were called stuck, while somebody debugged one: {fact.text}"
     quiet = not play.scenario.faults and not play.scenario.raises and not play.scenario.rolls_back
     others_wait = play.scenario.sticks and play.scenario.sticks[1] < play.scenario.steps - 1
-    if quiet and others_wait and play.scenario.collectives and play.scenario.ranks > 1:
+    if quiet and others_wait and not _strands(play) and play.scenario.collectives and play.scenario.ranks > 1:
         for number, began in play.stuck.values():
             limit = began + 20 * max(play.scenario.step_s) + 12
             if not any(began < at < limit and fact.culprits == [number] for at, fact in hangs):
