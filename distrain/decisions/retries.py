@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 LONGEST_BACKOFF_S = 300.0
 """Upper limit of the seconds between a failure and the restart."""
+_FAILED = "no restart: the same rank has failed twice in the same way at the same place"
+_STRANDED = "no restart: ranks have twice waited for one that had finished"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
@@ -50,14 +52,17 @@ class RetryPolicy:
         most = self._config.max_failures
         return f"restart {self.used}" + (f" of {most}" if most >= 0 else "")
 
-    def allow(self, culprit: RankFailure | None, *, reports: int, checkpoint: str | None) -> bool:
+    def allow(
+        self, culprit: RankFailure | None, *, reports: int, checkpoint: str | None, stranded: str | None = None
+    ) -> bool:
         """Return whether to restart after a failure, and count the restart if so.
 
         culprit: the failure that caused the end of the attempt, or None if it hung.
         reports: number of reports that the culprit had made.
         checkpoint: the latest checkpoint.
+        stranded: which ranks waited for one that had finished, if that is what has ended the attempt.
         """
-        repeated = self._is_repeated(culprit, reports, checkpoint)
+        repeated = self._is_repeated(culprit, reports, checkpoint, stranded)
         self._without_progress = self._without_progress + 1 if checkpoint == self.started_from else 1
         self.started_from = checkpoint
         if self.refusal is not None or 0 <= self._config.max_failures <= self.used:
@@ -66,7 +71,7 @@ class RetryPolicy:
             self.refusal = "no restart: no rank has ever entered train_func"
         elif repeated and not self._config.retry_same_failure:
             self.refusal = (
-                "no restart: the same rank has failed twice in the same way at the same place, which is probably a bug "
+                f"{_STRANDED if stranded else _FAILED}, which is probably a bug "
                 "(FailureConfig(retry_same_failure=True) restarts anyway)"
             )
         if self.refusal is None:
@@ -78,16 +83,18 @@ class RetryPolicy:
         doublings = min(self._without_progress - 1, 64)  # enough to reach the limit, and no overflow of the float
         return min(self._config.backoff_s * 2.0**doublings, LONGEST_BACKOFF_S)
 
-    def _is_repeated(self, culprit: RankFailure | None, reports: int, checkpoint: str | None) -> bool:
+    def _is_repeated(
+        self, culprit: RankFailure | None, reports: int, checkpoint: str | None, stranded: str | None
+    ) -> bool:
         """Return whether the culprit failed as in the last attempt: same exception, as many reports, no new checkpoint.
 
         Signals do not count: another process sends them.
         """
         before, self._last_failure = self._last_failure, None
-        if culprit is None or culprit.kind != "exception" or culprit.role != "culprit":
+        if checkpoint != self.started_from or (self._is_script and checkpoint is None):
             return False
-        if self._is_script and checkpoint is None:
-            return False
-        if checkpoint == self.started_from:
+        if stranded is not None:
+            self._last_failure = stranded
+        elif culprit is not None and culprit.kind == "exception" and culprit.role == "culprit":
             self._last_failure = (culprit.rank, _ADDRESS.sub("0x", culprit.traceback or culprit.summary), reports)
         return self._last_failure is not None and self._last_failure == before

@@ -182,7 +182,7 @@ def _drawn(seed: int, number: int) -> Scenario:
         num_to_keep=draw.choice([None, 1, 1, 2]),
         score=draw.choice(["", "", "min", "max"]),
         missing_rank_s=draw.choice([60, 60, 60, 60, 4]),
-        max_failures=draw.choice([0, 1, 3, -1]) if early is None else 3,
+        max_failures=draw.choice([0, 1, 3, -1]),
         raises=raises,
         rolls_back=frozenset({(draw.randrange(ranks), draw.randrange(steps))} if draw.random() < 0.15 else ()),
         sticks=(draw.randrange(ranks), draw.randrange(steps), 0) if draw.random() < 0.1 else None,

@@ -29,9 +29,14 @@ KILLED = failure(kind="signal", signal=9, traceback="", summary="was killed by S
 
 
 def allow(
-    made: RetryPolicy, culprit: RankFailure | None = KILLED, *, reports: int = 0, checkpoint: str | None = None
+    made: RetryPolicy,
+    culprit: RankFailure | None = KILLED,
+    *,
+    reports: int = 0,
+    checkpoint: str | None = None,
+    **more: str,
 ) -> bool:
-    return made.allow(culprit, reports=reports, checkpoint=checkpoint)
+    return made.allow(culprit, reports=reports, checkpoint=checkpoint, **more)
 
 
 # -- the budget ------------------------------------------------------------------------------------------------------
@@ -55,6 +60,15 @@ def test_the_same_exception_twice_is_enough() -> None:
     assert made.refusal is not None
     assert "retry_same_failure" in made.refusal
     assert made.used == 1
+
+
+def test_ranks_that_are_left_waiting_twice_are_enough() -> None:
+    made = retries(max_failures=-1)
+    assert allow(made, None, stranded="rank 1 waits for rank 0")
+    assert allow(made, None, stranded="rank 1 waits for rank 0", checkpoint="new")
+    assert allow(made, None, stranded="rank 1 waits for rank 0", checkpoint="new")
+    assert not allow(made, None, stranded="rank 1 waits for rank 0", checkpoint="new")
+    assert "twice waited" in str(made.refusal)
 
 
 def test_a_script_may_have_made_progress_unless_its_checkpoints_show_that_it_has_not() -> None:
