@@ -364,4 +364,28 @@ KNOWN = [
         " and self._request.validator is not None and not self.awaits(saved):\n",
         " and self._request.validator is not None:\n",
     ),
+    Known(
+        "ranks that say nothing are not asked where they are",
+        "coordinator/hang_monitor.py",
+        "        elif not self._looks and (unheard",
+        "        elif False and (unheard",
+    ),
+    Known(
+        "get_checkpoint() does not wait for what was reported",
+        "worker/session.py",
+        "        if self._reports == self._reports_settled:\n",
+        "        if True:\n",
+    ),
+    Known(
+        "run.json does not have the checkpoint from which an attempt starts",
+        "coordinator/run/manifest.py",
+        "        if latest is not None:\n            now[",
+        "        if False:\n            now[",
+    ),
+    Known(
+        "the reports of earlier parts of a run in a bucket are lost",
+        "coordinator/store/remote_store.py",
+        "        growing = (self.paths.metrics, self.paths.events)\n",
+        "        growing = (self.paths.events,)\n",
+    ),
 ]

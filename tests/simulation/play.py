@@ -116,8 +116,8 @@ class Play:
         self.disk = Disk(self.world, self.storage, forgets=any(fault.kind == "lose power" for fault in scenario.faults))
         self.batches: dict[tuple[int, int], list[tuple[int, list[int]]]] = defaultdict(list)
         """By attempt and rank: the number of the next report, and the rows, of each batch."""
-        self.looked: list[tuple[worker.SimulatedRank, int]] = []
-        """The step of each checkpoint that a rank got from get_checkpoint() while it trained; -1: none."""
+        self.looked: list[tuple[worker.SimulatedRank, int, int]] = []
+        """The step of each checkpoint that a rank got from get_checkpoint(), and that of its last report; -1: none."""
         self.ended = 0.0
         """The end of the last process that called fit(), in seconds since the start."""
         self.told: list[tuple[float, Any]] = []
@@ -126,6 +126,8 @@ class Play:
         """By attempt: its number of ranks."""
         self.starts: list[tuple[float, worker.SimulatedRank]] = []
         self.loaded: list[Any] = []
+        self.lines: set[tuple[int, int, int]] = set()
+        """Attempt, rank and index of the reports that were in metrics.jsonl when a process called fit()."""
         self.notes: list[str] = []
         """The names of files that ranks have written into get_trial_dir()."""
         slots = -(-scenario.ranks // scenario.hosts)
@@ -154,6 +156,13 @@ class Play:
         return RemotePath(f"{bucket.URL}/run") if self.scenario.bucket else self.storage / "run"
 
     # -- what ranks ask -------------------------------------------------------------------------------------------
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl, but not a torn one."""
+        path = self.storage / "run" / "metrics.jsonl"
+        data = path.read_bytes() if path.exists() else self.bucket.objects.get("runs/run/metrics.jsonl", (b"",))[0]
+        text = data.decode()
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def script_random(self, rank: worker.SimulatedRank) -> random.Random:
         return random.Random(f"{self.scenario.seed} {rank.number} {rank.attempt} {rank.life}")
@@ -217,6 +226,7 @@ class Play:
 
     def begin_life(self, host: Host | None = None, *, is_rival: bool = False) -> None:
         """Call fit() in a new process. is_rival: while another one runs."""
+        self.lines |= {(line["attempt"], line["rank"], line["index"]) for line in self.reports()}
         stop_signals._stopped_by.clear()
         process = Process(self.world, f"fit() {len(self.lives)}", host or self.hosts["host0"])
         life = process.life = Life(len(self.lives), process)  # type: ignore[attr-defined]

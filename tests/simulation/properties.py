@@ -100,6 +100,11 @@ def _strands(play: Play) -> bool:
     return play.scenario.early is not None and (play.scenario.collectives or play.scenario.meets)
 
 
+def _is_quiet(play: Play) -> bool:
+    """Return whether nothing disturbs the run."""
+    return not (play.scenario.faults or play.scenario.raises or _is_hasty(play) or _strands(play))
+
+
 def _has(play: Play, *kinds: str) -> bool:
     """Return whether the play has faults of these kinds."""
     return any(fault.kind in kinds for fault in play.scenario.faults)
@@ -120,14 +125,14 @@ def _index_of(step: int, attempt: int, play: Play) -> int:
 
 def metrics_have_every_report_once(play: Play) -> Iterator[str]:
     """metrics.jsonl has every report of every rank, once and in order."""
-    path = play.run_directory / "metrics.jsonl"
-    text = path.read_bytes().decode() if path.exists() else ""
-    lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]  # not a torn one
+    lines = play.reports()
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for line in lines:
         found[line["attempt"], line["rank"]].append(line["index"])
     is_cut = any(life.was_killed for life in play.lives) or _was_refused(play.lives[-1]) or _was_interrupted(play)
     is_whole = not (is_cut or play.hit_hosts or (play.lives[-1].process.error and _has(play, *STORAGE_FAULTS)))
+    if lost := play.lines - {(line["attempt"], line["rank"], line["index"]) for line in lines}:
+        yield f"reports that were there at a start are gone: {sorted(lost)}"
     for key in {(call.attempt, call.rank) for call in play.calls}:
         calls = [call for call in play.calls if (call.attempt, call.rank) == key]
         indexes, failed = found[key], {call.index for call in calls if call.failed}
@@ -145,8 +150,7 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
         return
     if error is not None and not isinstance(error, (DistrainError, KeyboardInterrupt)):
         yield f"fit() raised {type(error).__name__}: {error}"
-    is_quiet = not (play.scenario.faults or play.scenario.raises or _is_hasty(play) or _strands(play))
-    if is_quiet and error is not None:
+    if _is_quiet(play) and error is not None:
         yield f"nothing was disturbed, but fit() raised {type(error).__name__}: {error}"
     if _was_interrupted(play) or (life.asked_to_stop > 1 and _has(play, "slow disk", "slow bucket")):
         return
@@ -351,8 +355,7 @@ def local_files_are_deleted_after_the_commit(play: Play) -> Iterator[str]:
     """Local files go once their checkpoint is committed, if the user wants that; else they stay as they are."""
     facts = [fact for _, fact in play.told if isinstance(fact, Committed)]
     committed = {(fact.attempt, _index_of(fact.step, fact.attempt, play)) for fact in facts}
-    is_quiet = not (play.scenario.faults or play.scenario.raises or play.scenario.rolls_back)
-    is_quiet = is_quiet and not (_is_hasty(play) or _strands(play))
+    is_quiet = _is_quiet(play) and not play.scenario.rolls_back
     for call in play.calls:
         if call.folder is None or call.mode == "NO_UPLOAD":
             continue
@@ -386,6 +389,10 @@ def all_views_of_a_run_agree(play: Play) -> Iterator[str]:
         yield f"the page has {shown}, and the disk {names}"
     if facts.notes and not (play.flipped or _given_up(play)):
         yield f"the page notes {facts.notes}"
+    starts = {rank.attempt: _name(rank.spec.checkpoint) for _, rank in play.starts}
+    for one in json.loads((play.run_directory / "run.json").read_bytes())["attempts"]:
+        if one["training"] and one["checkpoint"] != (starts[one["attempt"]] or None):
+            yield f"run.json has attempt {one['attempt']} start from {one['checkpoint']}"
     if life.result is not None:
         own = life.result.checkpoint and _name(life.result.checkpoint.path)
         other = stored.checkpoint and _name(stored.checkpoint.path)
@@ -428,13 +435,20 @@ def observers_hear_facts_in_order(play: Play) -> Iterator[str]:
 
 
 def get_checkpoint_never_goes_back(play: Play) -> Iterator[str]:
-    """During an attempt, get_checkpoint() returns the checkpoint of the start, or a newer one."""
+    """get_checkpoint() returns the checkpoint of the start, or a newer one; after report(), that of the report."""
     newest: dict[tuple[int, int, int], int] = {}
-    for rank, step in play.looked:
+    for rank, step, _ in play.looked:
         key = rank.life, rank.attempt, rank.number
         if step < newest.get(key, step):
             yield f"rank {rank.number} of attempt {rank.attempt} got a checkpoint of step {step} after {newest[key]}"
         newest[key] = step
+    if not _is_quiet(play):
+        return
+    for rank, step, reported in play.looked:
+        synced = [call.step for call in play.calls if call.files is not None and call.mode != "ASYNC"]
+        saved = max((saved for saved in synced if saved <= reported), default=-1)
+        if step < saved:
+            yield f"rank {rank.number} got a checkpoint of step {step} after that of step {saved} was reported"
 
 
 def a_run_ends(play: Play) -> Iterator[str]:
@@ -497,17 +511,27 @@ def hangs_are_named(play: Play) -> Iterator[str]:
             yield f"at {at:.1f} ranks {fact.culprits} were called stuck: {fact.text}"
         if any(began + 1 < at < ended for began, ended in play.debugged):
             yield f"at {at:.1f} ranks {fact.culprits} were called stuck, while somebody debugged one: {fact.text}"
-    quiet = not play.scenario.faults and not play.scenario.raises and not play.scenario.rolls_back
-    others_wait = play.scenario.sticks and play.scenario.sticks[1] < play.scenario.steps - 1
-    if quiet and others_wait and not _strands(play) and play.scenario.collectives and play.scenario.ranks > 1:
+    scenario = play.scenario
+    if scenario.raises or scenario.rolls_back or _is_hasty(play) or _strands(play) or not scenario.collectives:
+        return
+    if scenario.sticks and not scenario.faults and scenario.sticks[1] < scenario.steps - 1 and scenario.ranks > 1:
         for number, began in play.stuck.values():
-            limit = began + 20 * max(play.scenario.step_s) + 12
+            limit = began + 20 * max(scenario.step_s) + 12
             if not any(began < at < limit and fact.culprits == [number] for at, fact in hangs):
                 yield f"rank {number} was stuck since {began:.1f}, and is not named"
         said = "".join(text for _, text in play.world.story)
         yield from (f"{fact.text} is not said" for _, fact in hangs if fact.text.partition(";")[0] not in said)
         if len(hangs) != sum(isinstance(fact, HangEnded) for _, fact in play.told):
             yield "nobody is told that the hang has ended"
+    for life, attempt, number, began, ended in (
+        play.stopped if len(scenario.faults) == 1 and not scenario.sticks else ()
+    ):
+        calls = [by_rank for key, by_rank in sorted(play.collectives.entered.items()) if key[:2] == (life, attempt)]
+        missed = next((by_rank for by_rank in calls if by_rank.get(number, 0) > ended), {})
+        others_wait = all(at < began + 2 for rank, at in missed.items() if rank != number) and len(missed) > 1
+        trains = any(isinstance(fact, RankTrains) and fact.rank == number and at < began for at, fact in play.told)
+        if trains and others_wait and ended > began + 19 and not any(fact.culprits == [number] for _, fact in hangs):
+            yield f"rank {number} was stopped at {began:.1f}, and is not named"
 
 
 def all_processes_know_what_to_do(play: Play) -> Iterator[str]:

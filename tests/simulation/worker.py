@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import pickle
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -260,7 +260,7 @@ class SimulatedRank:
             if (step + 1) % scenario.report_every == 0 and self.number not in scenario.quiet:
                 self._report(session, step)
             if scenario.looks and draw.random() < 0.2:
-                self._look(session)
+                self._look(session, step)
             if scenario.lists and draw.random() < 0.2:
                 session.all_checkpoints(CheckpointConsistencyMode.COMMITTED, None)
             if stop:
@@ -295,7 +295,7 @@ class SimulatedRank:
     def _resume(self, session: Session) -> int:
         checkpoint = session.get_checkpoint()
         step = self._step_of(checkpoint)
-        self.play.looked.append((self, step))
+        self.play.looked.append((self, step, -1))
         return step + 1
 
     def _step_of(self, checkpoint: Checkpoint | None) -> int:
@@ -313,15 +313,15 @@ class SimulatedRank:
         self.play.loaded.append((self, checkpoint, states))
         return states
 
-    def _look(self, session: Session) -> None:
-        """Read the newest checkpoint, unless a newer one has taken its place meanwhile."""
+    def _look(self, session: Session, reported: int) -> None:
+        """Read the newest checkpoint, unless a newer one has taken its place meanwhile. ``reported``: the last step."""
         scenario: Scenario = self.play.scenario
         may_be_deleted = (
             scenario.num_to_keep is not None or scenario.mode in ("MEMORY", "MIXED") or scenario.memory_every
         )
         checkpoint = session.get_checkpoint()
         with contextlib.suppress(CheckpointError if may_be_deleted else ()):
-            self.play.looked.append((self, self._step_of(checkpoint)))
+            self.play.looked.append((self, self._step_of(checkpoint), reported))
 
     def _report(self, session: Session, step: int) -> None:
         scenario: Scenario = self.play.scenario
@@ -373,11 +373,14 @@ class Collectives:
 
     waiting: dict[tuple[int, int, int], list[SimulatedRank]] = field(default_factory=dict)
     lost: set[tuple[int, int]] = field(default_factory=set)
+    entered: dict[tuple[int, int, int], dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    """By life, attempt and number of the collective, then by rank: when it came."""
 
     def enter(self, rank: SimulatedRank) -> None:
         life, world = rank.life, rank.world
         rank.collectives += 1
         key = (life, rank.attempt, rank.collectives)
+        self.entered[key][rank.number] = world.now
         here = self.waiting.setdefault(key, [])
         here.append(rank)
         if len(here) == rank.session.context.world_size:

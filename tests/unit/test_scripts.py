@@ -23,8 +23,9 @@ TOOLS = {
     "python": ".venv/bin/python",
     "test_tensorflow": "scripts/test_tensorflow",
 }
-COMPUTING, PROCESSES, HOSTS = "tests/unit/test_computing.py", "tests/process/test_runs.py", "tests/hosts/test_hosts.py"
-TENSORFLOW, STORAGE = "tests/test_tf.py", "tests/process/object_storage/test_storage.py"
+UNITS, PROCESSES, HOSTS = "tests/unit/test_units.py", "tests/process/test_runs.py", "tests/hosts/test_hosts.py"
+TORCH, TENSORFLOW = "tests/torch/test_torch.py", "tests/test_tf.py"
+STORAGE = "tests/process/object_storage/test_storage.py"
 PASSES = "def test_it():\n    assert True\n"
 FAILS_ONCE = """\
 import pathlib
@@ -56,7 +57,8 @@ def scripts_test(folder: Path, *arguments: str, failing: str = "") -> subprocess
 
 
 PARTS = {
-    "computing": COMPUTING, "processes": PROCESSES, "hosts": HOSTS, "tensorflow": TENSORFLOW, "storage": STORAGE,
+    "units": UNITS, "processes": PROCESSES, "torch": TORCH, "tensorflow": TENSORFLOW, "hosts": HOSTS,
+    "storage": STORAGE,
 }  # fmt: skip
 
 
@@ -93,7 +95,7 @@ def test_success_is_the_status_when_everything_passes(tmp_path, arguments):
     "failing",
     [
         *("setup_venv", "ruff check", "ruff format", "mypy"),
-        *("--ignore=tests/process", "pytest tests/process", "tests/hosts", "test_tensorflow"),
+        *("--ignore=tests/process", "pytest tests/process", "tests/hosts", "tests/torch", "test_tensorflow"),
         "pytest tests/process/object_storage",
     ],
 )
@@ -105,15 +107,15 @@ def test_tests_that_pass_when_they_run_again_are_flaky(tmp_path):
     done = scripts_test_of(tmp_path, **dict.fromkeys(PARTS, FAILS_ONCE))
 
     assert done.returncode == 0, done.stdout
-    assert (done.stdout.count("= 1 failed in"), done.stdout.count("= 1 passed in")) == (5, 5)
-    assert done.stdout.count('>       assert not "at first"') == 5
-    first, *others = done.stdout.splitlines()[-6:]
+    assert (done.stdout.count("= 1 failed in"), done.stdout.count("= 1 passed in")) == (6, 6)
+    assert done.stdout.count('>       assert not "at first"') == 6
+    first, *others = done.stdout.splitlines()[-7:]
     assert first.startswith("FLAKY: ")
     assert others == [f"    {path}::test_it" for path in PARTS.values()]
 
 
 @pytest.mark.parametrize(
-    ("part", "source", "status"), [("processes", KILLS_PYTEST_ONCE, 1), ("computing", CANNOT_BE_IMPORTED, 2)]
+    ("part", "source", "status"), [("processes", KILLS_PYTEST_ONCE, 1), ("units", CANNOT_BE_IMPORTED, 2)]
 )
 def test_a_run_that_did_not_reach_its_end_is_not_flaky(tmp_path, part, source, status):
     done = scripts_test_of(tmp_path, **{part: source})
