@@ -131,7 +131,8 @@ def metrics_have_every_report_once(play: Play) -> Iterator[str]:
         found[line["attempt"], line["rank"]].append(line["index"])
     is_cut = any(life.was_killed for life in play.lives) or _was_refused(play.lives[-1]) or _was_interrupted(play)
     is_whole = not (is_cut or play.hit_hosts or (play.lives[-1].process.error and _has(play, *STORAGE_FAULTS)))
-    if lost := play.lines - {(line["attempt"], line["rank"], line["index"]) for line in lines}:
+    lost = play.lines - {(line["attempt"], line["rank"], line["index"]) for line in lines}
+    if lost and not _has(play, "lose power"):
         yield f"reports that were there at a start are gone: {sorted(lost)}"
     for key in {(call.attempt, call.rank) for call in play.calls}:
         calls = [call for call in play.calls if (call.attempt, call.rank) == key]
@@ -336,6 +337,7 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
     was_killed = any(life.was_killed for life in play.lives)
     is_lost = play.hit_hosts or _has(play, "lose power")
     is_lost = is_lost or (was_killed and (play.scenario.bucket or not play.scenario.shares_files))
+    is_lost = is_lost or (was_killed and bool(config.checkpoint_score_attribute))  # agents alone store the last one
     facts = [fact for _, fact in committed if not ((fact.is_in_memory and is_lost) or _given_up(play))]
     kept = {manifest["index"]: manifest["metrics"] for manifest in found.values()}
     if facts and facts[-1].index > max(kept, default=-1):  # the one after it may be there: fit() was killed then
@@ -445,8 +447,8 @@ def get_checkpoint_never_goes_back(play: Play) -> Iterator[str]:
     if not _is_quiet(play):
         return
     for rank, step, reported in play.looked:
-        synced = [call.step for call in play.calls if call.files is not None and call.mode != "ASYNC"]
-        saved = max((saved for saved in synced if saved <= reported), default=-1)
+        own = [call for call in play.calls if call.rank == rank.number and call.files is not None]
+        saved = max((call.step for call in own if call.step <= reported and call.mode != "ASYNC"), default=-1)
         if step < saved:
             yield f"rank {rank.number} got a checkpoint of step {step} after that of step {saved} was reported"
 
