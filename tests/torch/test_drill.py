@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(400)
-drills = pytest.mark.sample(2, of="drills")
+drills = pytest.mark.sample(1, of="drills")
 EXACT_EXAMPLES = (
     "accelerate_example", "async_dcp", "checkpoints", "exact_resume", "lightning_example", "sharded_checkpoints",
     "streaming_data",
