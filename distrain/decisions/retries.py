@@ -88,7 +88,7 @@ class RetryPolicy:
     ) -> bool:
         """Return whether the culprit failed as in the last attempt: same exception, as many reports, no new checkpoint.
 
-        Signals do not count: another process sends them.
+        Also if ranks were stranded as in the last attempt. Signals do not count: another process sends them.
         """
         before, self._last_failure = self._last_failure, None
         if checkpoint != self.started_from or (self._is_script and checkpoint is None):

@@ -991,7 +991,7 @@ class RunStateMachine:
             return False
         culprit = culprit_first(self.failures)[0] if self.failures else None
         reports = self._ranks[culprit.rank].reports if culprit else 0
-        stranded = self.hung.deadlock or None if self.hung else finished_early(self.failures, self.outcomes)
+        stranded = (self.hung.deadlock or None) if self.hung else finished_early(self.failures, self.outcomes)
         return self.retries.allow(culprit, reports=reports, checkpoint=self.checkpoint, stranded=stranded)
 
     def _restart(self, now: float) -> list[Action]:

@@ -305,7 +305,7 @@ class PausableClock:
         if moment is None or self.is_paused:
             return None
         found = moment + self._behind_s
-        return found if found - self._behind_s >= moment else math.nextafter(found, math.inf)  # not before, rounded
+        return found if found - self._behind_s >= moment else math.nextafter(found, math.inf)  # it was rounded down
 
 
 def handler_of(number: int) -> Any:

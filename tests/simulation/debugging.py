@@ -13,6 +13,8 @@ from distrain import wire
 from tests.simulation.world import Process
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.simulation.play import Life, Play
     from tests.simulation.worker import SimulatedRank
 
@@ -26,19 +28,17 @@ class Person:
     play: Play
     life: Life
     rank: int
+    path: Path
     looks_s: float
     leaves: bool
     decoder: wire.Decoder = field(default_factory=wire.Decoder)
 
-    def __post_init__(self) -> None:
-        self.path = self.play.root / f"debug{len(self.play.asked)}"
+    def begin(self) -> None:
+        """Listen at ``path``, to which the coordinator connects."""
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.path))
         self._listener.listen()
         self._listener.setblocking(False)
-
-    def begin(self) -> None:
-        """Wait for the coordinator, which connects to ``path``."""
         Process(self.play.world, "distrain debug").start(self._run, is_main=True)
 
     def _run(self) -> None:
@@ -53,7 +53,7 @@ class Person:
                     break
             else:
                 return
-        self._close_with(self.life)
+        self._close_with_coordinator()
         with connection:
             connection.setblocking(False)
             self._debug(connection)
@@ -77,11 +77,11 @@ class Person:
                 connection.sendall(wire.encode(wire.DebuggerInput(attempt=0, rank=self.rank, body=b"continue")))
             self.life.process.loop.look()  # type: ignore[attr-defined]
 
-    def _close_with(self, life: Life) -> None:
+    def _close_with_coordinator(self) -> None:
         """Close the coordinator's end when its process dies, as the kernel does."""
-        watched = life.process.loop._watched  # type: ignore[attr-defined]
+        watched = self.life.process.loop._watched  # type: ignore[attr-defined]
         ends = [fd for fd in watched if stat.S_ISSOCK(os.fstat(fd).st_mode)]
-        life.process.at_death.append(lambda: [os.close(fd) for fd in ends if fd in watched])
+        self.life.process.at_death.append(lambda: [os.close(fd) for fd in ends if watched.pop(fd, None)])
 
 
 @dataclass

@@ -264,10 +264,10 @@ def request(play: Play, fault: Fault) -> None:
 def debug(play: Play, fault: Fault) -> None:
     """Somebody stops a rank with distrain debug, and looks around."""
     if (rank := _chosen(play.ranks(), fault)) is not None:
+        path = play.root / f"debug{len(play.asked)}"
         looks_s = fault.lasts + play.world.random.choice([0, 90])
-        person = Person(play, play.lives[-1], rank.number, looks_s, leaves=fault.target % 3 == 0)
-        if _ask(play, f"{requests.DEBUG} {rank.number} pdb {person.path}"):
-            person.begin()
+        if _ask(play, f"{requests.DEBUG} {rank.number} pdb {path}"):
+            Person(play, play.lives[-1], rank.number, path, looks_s, leaves=fault.target % 3 == 0).begin()
 
 
 def _ask(play: Play, line: str) -> bool:

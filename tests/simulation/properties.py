@@ -337,7 +337,6 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
     was_killed = any(life.was_killed for life in play.lives)
     is_lost = play.hit_hosts or _has(play, "lose power")
     is_lost = is_lost or (was_killed and (play.scenario.bucket or not play.scenario.shares_files))
-    is_lost = is_lost or (was_killed and bool(config.checkpoint_score_attribute))  # agents alone store the last one
     facts = [fact for _, fact in committed if not ((fact.is_in_memory and is_lost) or _given_up(play))]
     kept = {manifest["index"]: manifest["metrics"] for manifest in found.values()}
     if facts and facts[-1].index > max(kept, default=-1):  # the one after it may be there: fit() was killed then
@@ -345,6 +344,7 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
     name, order = config.checkpoint_score_attribute, config.checkpoint_score_order
     if name and not (play.scenario.rolls_back or play.scenario.validates or play.flipped):  # nothing else gives one up
         is_sure = play.scenario.saving == "all" and not play.scenario.quiet and len(facts) == len(committed)
+        is_sure = is_sure and not (was_killed and any(fact.is_in_memory for fact in facts))  # agents store the last one
         complete = facts if is_sure else []  # a better one in memory may have taken its place, and be lost
         best = max(complete, key=lambda fact: score(fact.metrics, name, order), default=None)
         if best and score(best.metrics, name, order) > max(score(metrics, name, order) for metrics in kept.values()):
@@ -514,7 +514,7 @@ def hangs_are_named(play: Play) -> Iterator[str]:
         if any(began + 1 < at < ended for began, ended in play.debugged):
             yield f"at {at:.1f} ranks {fact.culprits} were called stuck, while somebody debugged one: {fact.text}"
     scenario = play.scenario
-    if scenario.raises or scenario.rolls_back or _is_hasty(play) or _strands(play) or not scenario.collectives:
+    if scenario.raises or scenario.rolls_back or _strands(play) or not scenario.collectives:
         return
     if scenario.sticks and not scenario.faults and scenario.sticks[1] < scenario.steps - 1 and scenario.ranks > 1:
         for number, began in play.stuck.values():

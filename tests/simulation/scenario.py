@@ -39,7 +39,6 @@ class Scenario:
     hosts: int = 1
     spares: int = 0
     steps: int = 4
-    report_every: int = 1
     step_s: tuple[float, ...] = (0.2,)
     mode: str = "SYNC"
     memory_every: int | None = None

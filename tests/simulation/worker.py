@@ -257,7 +257,7 @@ class SimulatedRank:
             if scenario.meets and step % 3 == 1:
                 session.collective("barrier()", b"")
             stop = scenario.asks_to_stop and session.should_stop()
-            if (step + 1) % scenario.report_every == 0 and self.number not in scenario.quiet:
+            if self.number not in scenario.quiet:
                 self._report(session, step)
             if scenario.looks and draw.random() < 0.2:
                 self._look(session, step)

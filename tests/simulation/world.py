@@ -28,7 +28,6 @@ _BEGAN_AT = 1_700_000_000.0
 """What time.time() shows then."""
 _PAUSE_S = 0.5
 """As in distrain.system.loop: seconds that a timer is late if its process was paused."""
-
 _MOST_TURNS = 10_000
 """Turns of a loop at one moment, more than any run needs."""
 

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(400)
-drills = pytest.mark.sample(1, of="drills")
+exact = pytest.mark.sample(1, of="scripts that resume exactly")
 EXACT_EXAMPLES = (
     "accelerate_example", "async_dcp", "checkpoints", "exact_resume", "lightning_example", "sharded_checkpoints",
     "streaming_data",
 )  # fmt: skip
 
 
-@drills
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", FAULTY)
 def test_what_a_script_forgets_is_named(tmp_path: Path, name: str) -> None:
     seen = drill(FAULTY[name], tmp_path)
@@ -35,7 +35,7 @@ def test_what_a_script_forgets_is_named(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@drills
+@exact
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_script_that_resumes_exactly_causes_no_alarm(tmp_path: Path, name: str) -> None:
     if name == "tensorflow" and find_spec("tensorflow") is None:
@@ -46,7 +46,7 @@ def test_a_script_that_resumes_exactly_causes_no_alarm(tmp_path: Path, name: str
     assert list(tmp_path.iterdir()) == []
 
 
-@drills
+@exact
 @pytest.mark.parametrize("name", EXACT_EXAMPLES)
 def test_an_example_resumes_exactly(tmp_path: Path, name: str) -> None:
     seen = drill(Case(("--workers", "2", "--only", "kill", str(EXAMPLES / f"{name}.py"))), tmp_path)
@@ -82,6 +82,8 @@ def test_bad_command_lines_are_explained(tmp_path: Path) -> None:
         assert words in seen.output
     script.write_text("raise ValueError('my own mistake')")
     assert "fails without any disturbance: ValueError: my own mistake" in drill(Case((str(script),)), tmp_path).output
+    script.write_text("import distrain\ndistrain.report({'a': 1})\nraise ValueError('after a report')")
+    assert "fails without any disturbance: ValueError: after a report" in drill(Case((str(script),)), tmp_path).output
     script.write_text("print('nothing to see')")
     assert "too little to compare" in (output := drill(Case((str(script),)), tmp_path).output)
     assert "ends by itself" in output
@@ -108,7 +110,6 @@ for step in range(first, 12):
 """
 
 
-@drills
 def test_a_directory_that_was_trained_in_stays_as_it_is_and_its_snapshot_is_set_aside(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SNAPSHOT.replace("{here}", str(tmp_path)))
     torch.save((12, torch.nn.Linear(8, 1).state_dict()), tmp_path / "snapshot.pt")
