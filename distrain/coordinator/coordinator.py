@@ -459,7 +459,7 @@ class Coordinator:
                 return events.Outstanding(saving=self.report_handler.storing(failed, waiting))
         committing = self.store.is_committing or self._memory.is_settling
         uploading = self.report_handler.awaits_uploads()
-        if self.machine.is_done and not (committing or uploading):
+        if self.machine.is_done and not (committing or uploading or self.machine.storage_failed):
             self._memory.store_last()
             uploading = self._memory.is_storing
         return events.Outstanding(committing=committing, uploading=uploading, lost=self._memory.lost_work)

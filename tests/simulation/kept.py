@@ -85,4 +85,10 @@ KEPT = [
             Fault(3.389584326328646, "stop agent", 6, 0.5),
         ),
     ),
+    # A checkpoint in memory got a name that the owner from whom the run was taken over was still writing to.
+    Scenario(
+        seed=27143653720623, ranks=1, steps=2, memory_every=2, missing_rank_s=60, sticks=(0, 0, 0), reads=True,
+        bucket=True,
+        faults=(Fault(0.8377589337603598, "slow bucket", 0, 400), Fault(1.2970877012549464, "take over", 2, 20)),
+    ),
 ]  # fmt: skip

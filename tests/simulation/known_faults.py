@@ -388,4 +388,10 @@ KNOWN = [
         "        growing = (self.paths.metrics, self.paths.events)\n",
         "        growing = (self.paths.events,)\n",
     ),
+    Known(
+        "a run that was taken over uses the names of checkpoints that the former owner may still write",
+        "coordinator/store/remote_store.py",
+        "_SKIPPED = 10\n",
+        "_SKIPPED = 0\n",
+    ),
 ]

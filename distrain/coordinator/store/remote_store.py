@@ -75,8 +75,6 @@ class RemoteStore(RunStore):
         """For each open order, in order: the callback for its answer, which is None or why it failed."""
         self._used: set[str] = set()
         """Directory names that no new checkpoint may have, as files of an earlier one may still arrive."""
-        self._first_number = 0
-        """The lowest number for the name of a new checkpoint."""
         self._directories: dict[tuple[int, int], str] = {}
         """Directory names by attempt and ordinal."""
         self._problem: str | None = None
@@ -120,9 +118,7 @@ class RemoteStore(RunStore):
         self._used = set(files)
         manifests = self._intact_manifests(files)
         numbers = [manifest.get("index", -1) for _, manifest in manifests] + [number_of(name) for name in self._used]
-        self.next_index = max(numbers, default=-1) + 1
-        if self._run_lock.is_contested:
-            self._first_number = self.next_index + _SKIPPED
+        self.next_index = max(numbers, default=-1) + 1 + (_SKIPPED if self._run_lock.is_contested else 0)
         return [committed_at(self.location / folder, manifest) for folder, manifest in manifests]
 
     def _intact_manifests(self, files: _FilesOf) -> list[tuple[str, dict[str, Any]]]:
@@ -239,7 +235,7 @@ class RemoteStore(RunStore):
 
     def _next_name(self) -> str:
         """Return a number that no checkpoint has had, not even one that was never committed."""
-        number = max(self._first_number, self.next_index, *(number_of(name) + 1 for name in self._used))
+        number = max([self.next_index, *(number_of(name) + 1 for name in self._used)])
         return self.paths.checkpoint(number).name
 
     def publish(self, new: Publication) -> None:
