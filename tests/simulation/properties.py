@@ -503,7 +503,7 @@ def report_returns_soon(play: Play) -> Iterator[str]:
     """report() returns within its bounds while the world is healthy."""
     if play.scenario.faults or play.scenario.raises or play.scenario.rolls_back or play.scenario.sticks:
         return
-    if play.scenario.quiet or _is_hasty(play):
+    if play.scenario.quiet or _strands(play) or _is_hasty(play):
         return
     for call in play.calls:
         if call.ended is None or call.ended - call.began > 8 * max(play.scenario.step_s) * play.scenario.steps + 15:
@@ -518,7 +518,8 @@ def hangs_are_named(play: Play) -> Iterator[str]:
     for at, fact in hangs:
         if not set(fact.culprits) <= made and not _has(play, "take over"):  # its host has agents of two runs
             yield f"at {at:.1f} ranks {fact.culprits} were called stuck: {fact.text}"
-        if any(began + 1 < at < ended for began, ended in play.debugged):
+        is_stopped = any(began < at < ended for *_, began, ended in play.stopped)
+        if not is_stopped and any(began + 1 < at < ended for began, ended in play.debugged):
             yield f"at {at:.1f} ranks {fact.culprits} were called stuck, while somebody debugged one: {fact.text}"
     scenario = play.scenario
     if scenario.raises or scenario.rolls_back or _strands(play) or not scenario.collectives:
