@@ -201,7 +201,7 @@ def _was_refused(life: Life) -> bool:
 
 def a_second_start_is_refused(play: Play) -> Iterator[str]:
     """A run has one coordinator: the same command is refused while it runs, and disturbs nothing."""
-    for rival in play.rivals if not _was_refused(play.lives[-1]) else ():
+    for rival in play.rivals if all(life.facts for life in play.lives) else ():  # else it came first
         error = rival.process.error
         if error is not None and not (isinstance(error, DistrainError) and "run" in str(error)):
             yield f"a second start raised {type(error).__name__}: {error}"
