@@ -7,6 +7,7 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distrain.storage.checkpoint import MANIFEST_FILE
 from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:
@@ -61,9 +62,13 @@ class Bucket:
         self.objects[path] = data, f"v{next(self._versions)}"
 
     def flip(self, number: int, flipped: Collection[Path]) -> str:
-        """Flip a bit of another file of a checkpoint, and return its path; "" if there is none."""
+        """Flip a bit of another file of a checkpoint that is committed, and return its path; "" if there is none.
+
+        The commit notes the versions of the files: what somebody overwrites before, it takes for what was stored.
+        """
         paths = [path for path in sorted(self.objects) if "/state" in path or "/more" in path]
-        paths = [path for path in paths if Path(path) not in flipped]
+        committed = [path for path in paths if f"{path.rpartition('/')[0]}/{MANIFEST_FILE}" in self.objects]
+        paths = [path for path in committed if Path(path) not in flipped]
         if not paths:
             return ""
         path = paths[number % len(paths)]
