@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
 """Reports of a rank after which it is sent an acknowledgement."""
 _COMMIT_S = 10.0
-"""Seconds more that a rank waits for a checkpoint that is being committed when the time for other ranks is over."""
+"""Seconds more that a rank waits for a checkpoint that is being stored when the time for other ranks is over."""
 _MOST_SLOW_SHOWN = 3
 """Ranks that become slow at the same time and get a line each; the slowest."""
 _MOST_TROUBLES_SHOWN = 5
@@ -575,7 +575,7 @@ class ReportHandler:
             settled, settled_synced, settled_soon, head_start_ends = self._settled_up_to
             if request.synced:
                 settled = settled_soon if now >= head_start_ends else settled_synced
-            limit = since + self.config.missing_rank_s + _COMMIT_S * self.store.is_committing
+            limit = since + self.config.missing_rank_s + _COMMIT_S * (self.store.is_committing or self.awaits_uploads())
             others = now < limit and reports > settled
             own = not request.synced and any(
                 request.rank in unsettled.reports for unsettled in self._unsettled.values()

@@ -91,4 +91,9 @@ KEPT = [
         bucket=True,
         faults=(Fault(0.8377589337603598, "slow bucket", 0, 400), Fault(1.2970877012549464, "take over", 2, 20)),
     ),
+    # A rank that had waited for one that never reports got the checkpoint before: its own was still being listed.
+    Scenario(
+        seed=27685530404237, steps=3, mode="NO_UPLOAD", quiet=frozenset({1, 2, 3, 4, 5}), save_every=2, looks=True,
+        builds=True, missing_rank_s=60,
+    ),
 ]  # fmt: skip

@@ -95,7 +95,7 @@ def _is_hasty(play: Play) -> bool:
 
 
 def _begins_twice(play: Play) -> bool:
-    """Return whether run.json had not come to the bucket when a second process began."""
+    """Return whether run.json had not come to the storage when a second process began: attempts have equal numbers."""
     return len({rank.life for _, rank in play.starts if rank.attempt == 0}) > 1
 
 
@@ -361,6 +361,8 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
 
 def local_files_are_deleted_after_the_commit(play: Play) -> Iterator[str]:
     """Local files go once their checkpoint is committed, if the user wants that; else they stay as they are."""
+    if _begins_twice(play):
+        return
     facts = [fact for _, fact in play.told if isinstance(fact, Committed)]
     committed = {(fact.attempt, _index_of(fact.step, fact.attempt, play)) for fact in facts}
     is_quiet = _is_quiet(play) and not play.scenario.rolls_back
