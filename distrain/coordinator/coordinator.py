@@ -14,13 +14,12 @@ import contextlib
 import signal
 import time
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.api.observer import AttemptBegan, AttemptEnded, Printed, RankEnded, Stopping
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
+from distrain.coordinator.checkpoint_desk import CheckpointDesk
 from distrain.coordinator.connection.agent_link import FILES_PER_HOST
 from distrain.coordinator.debuggers import Debuggers
 from distrain.coordinator.evidence import Evidence
@@ -28,7 +27,6 @@ from distrain.coordinator.fitness.sniff_tests import SniffTests
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles
 from distrain.coordinator.launch_checks import LaunchChecks
-from distrain.coordinator.memory_rounds import MemoryRounds
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, Requests, rank_in
 from distrain.coordinator.stop_signals import note_stop, stop_signals
@@ -36,6 +34,17 @@ from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.coordinator.validations import WAITING, Validations
 from distrain.decisions import events
 from distrain.decisions.blame import culprit_first
+from distrain.decisions.checkpoints.actions import (
+    AttemptBegins,
+    AttemptEnds,
+    HostLost,
+    RunBegins,
+    RunEnds,
+    StoreLast,
+    Tick,
+)
+from distrain.decisions.checkpoints.life import Checkpoints
+from distrain.decisions.checkpoints.site import Site
 from distrain.decisions.run_machine import RunStateMachine
 from distrain.decisions.states import RunState
 from distrain.system.background import Background
@@ -60,7 +69,7 @@ if TYPE_CHECKING:
     from distrain.decisions.blame import RunSummary
     from distrain.decisions.events import RunRequest
     from distrain.decisions.host_checks import Finding
-    from distrain.storage.records import CommittedCheckpoint
+    from distrain.storage.checkpoint import Checkpoint
 
 _NOTICE_AFTER_S = 5.0
 """Seconds to wait for the storage before a line on the console says so."""
@@ -99,12 +108,8 @@ class Coordinator:
         self._loop = Loop()
         self._files = Background(self._loop, "files")
         self._verification = Background(self._loop, "verification")
-        self._is_verifying = self._is_gathering = False
-        """True until it is known whether the checkpoint to continue from is intact."""
         self._is_doubtful = False
         """True if ranks have raised before any report: perhaps the checkpoint that they loaded is damaged."""
-        self._foreign_checkpoint = None if store.latest else request.checkpoint
-        """The checkpoint of another run that this run has started from, before it had one itself."""
         self.ranks.begin(self._loop, on_message=self._on_message, on_lost=self._on_lost)
         self._host_files = HostFiles(
             self._loop,
@@ -118,30 +123,46 @@ class Coordinator:
         )
         lacks_storage = self._host_files.lacks_storage
         self._copies = CheckpointCopies(self._host_files, self._verification)
-        self._validations = Validations(request, store)
+        self._validations = Validations(self._loop, request, store, lambda *ended: self._desk.validated(*ended))
         self._clock = PausableClock()
-        self._memory = MemoryRounds(
-            store,
+        site = Site(
             self.checkpoint_config,
-            send=self.ranks.send,
-            upload=self._upload,
-            plan=lambda: self.machine.plan,
+            store.location,
+            store.is_remote,
+            find_plan=lambda: self.machine.plan,
+            checkpoint=request.checkpoint,
             racks={host: settings.rack for host, settings in request.hosts.items()},
-            storage_of=lambda host: "" if store.is_remote or lacks_storage(host) else str(store.location),
+            validates=request.validator is not None,
+            metadata=store.metadata,
+            lacks_storage=lacks_storage,
             is_training=lambda: self._is_training,
-            on_change=self._on_memory_change,
+            is_idle=lambda: store.is_idle,
         )
+        self.checkpoints = Checkpoints(store.ledger, site)
         self.report_handler = ReportHandler(
             store,
-            self.checkpoint_config,
             observers,
             send=self._send_to_rank,
-            upload=lambda order: self._upload(self._host_of(order.rank), order),
-            lacks_storage=lambda rank: lacks_storage(self._host_of(rank)),
-            on_commit=lambda path: self._happened(events.CheckpointAvailable(path or self._foreign_checkpoint)),
-            validations=self._validations,
-            memory=self._memory,
+            pass_on=lambda report: self._desk.handle(report),
+            has_part=self.checkpoints.has_part,
             clock=self._clock,
+        )
+        self._desk = CheckpointDesk(
+            self.checkpoints,
+            store,
+            self._copies,
+            self._validations,
+            self._verification,
+            self._clock,
+            send=self.ranks.send,
+            upload=self._upload,
+            show=self._show,
+            tell=observers.tell,
+            find_other=self.start_without_own,
+            on_start=lambda path: self._happened(events.CheckpointAvailable(path)),
+            on_settled=self._on_settled,
+            on_roll_back=self._roll_back,
+            is_over=lambda: self._is_over,
         )
         self.outputs = RankLogs(store.paths.log, self._files)
         self._launch_checks = LaunchChecks(
@@ -218,7 +239,7 @@ class Coordinator:
             self._requests.open()
             self.store.start(self._loop, self._files, self.request.run_id, self.request.python_flags)
             self._do(self.machine.start(time.monotonic()))
-            self._verify()
+            self._desk.handle(RunBegins())
             while not self._is_finished():
                 self._arm_timers()
                 self._loop.step()
@@ -239,7 +260,7 @@ class Coordinator:
             ("observers", self.observers.deadline(), lambda: self.observers.tick(time.monotonic())),
             ("validations", self._validations.deadline(), self._validations.tick),
             ("hang_monitor", self._hang_deadline(), self.hang_monitor.tick),
-            ("memory", self._memory.deadline(), self._memory.store_or_copy),
+            ("checkpoints", self._clock.monotonic(self.checkpoints.deadline()), lambda: self._desk.handle(Tick())),
         ):
             if moment is None:
                 self._loop.cancel(name)
@@ -248,7 +269,7 @@ class Coordinator:
 
     def _hang_deadline(self) -> float | None:
         """Return None while a rank waits for files of a checkpoint, which isn't a hang, or for a person."""
-        is_storing = self._copies.is_busy or self._memory.is_busy or self.report_handler.is_busy
+        is_storing = self._copies.is_busy or self.checkpoints.is_storing_for_ranks
         waits = (is_storing and self.hang_monitor.standstills.is_asking) or self._clock.is_paused
         return self.hang_monitor.deadline() if self._is_training and not waits else None
 
@@ -256,67 +277,21 @@ class Coordinator:
         self.report_handler.flush()
         self.outputs.flush()
 
-    # -- the checkpoint to continue from --------------------------------------------------------------------------
-
-    def _verify(self) -> None:
-        """Verify the latest checkpoint, while the hosts connect. Workers start only when it is known to be intact."""
-        if self.store.latest is None:
-            self._start_from(self.request.checkpoint)
-        else:
-            self._is_verifying = True
-            self.store.verify(self._verification, is_needed=lambda: not self._is_over, then=self._on_verified)
-
-    def _on_verified(self) -> None:
-        if self._is_over:  # a damaged checkpoint was still being renamed
-            return
-        latest, plan = self.store.latest, self.machine.plan
-        if latest is None:
-            self._verification.do(self.start_without_own, self._start_from)
-        elif latest.is_in_memory and plan is not None:
-            self._is_verifying = False
-            self._is_gathering = self._memory.begin(self._attempt, plan.hosts, self._on_gathered)
-        else:
-            self._start_from(str(latest.path))
-
-    def _start_from(self, path: str | None) -> None:
-        self._foreign_checkpoint = None if self.store.latest else path
-        self._is_verifying = False
-        if not self._is_doubtful:
-            self._validations.start(self._loop)
-        if path != self.machine.checkpoint:
-            say(f"continuing {f'at {PurePath(path).name}' if path else 'from scratch'} instead")
-            self._start_at(path)
-
-    def _start_at(self, path: str | None) -> None:
-        if self.machine.plan is not None:
-            self.report_handler.begin(self._attempt, len(self.machine.plan.ranks))  # it looks at the latest checkpoint
-        self._happened(events.CheckpointAvailable(path))
-
-    def _on_memory_change(self) -> None:
-        latest = self.store.latest
-        self.report_handler.after_change()
-        self._happened(events.CheckpointAvailable(str(latest.path) if latest else self._foreign_checkpoint))
-
-    def _on_gathered(self, latest: CommittedCheckpoint | None) -> None:
-        """Start the workers from a checkpoint in memory that all hosts have, or from one before it."""
-        self._is_gathering = False
-        self._start_at(str(latest.path) if latest else self._foreign_checkpoint)
-
     # -- messages of hosts ----------------------------------------------------------------------------------------
 
     def _on_message(self, host: str, message: wire.Message) -> None:
         if getattr(message, "attempt", self._attempt) != self._attempt:
             return
         match message:
-            case (
-                wire.Reported()
-                | wire.FilesCopied()
-                | wire.PartWritten()
-                | wire.CollectiveEntered()
-                | wire.AskCheckpointList()
-            ):
+            case wire.Reported():
                 self.hang_monitor.progress()
-                self.report_handler.handle(message)
+                self.report_handler.on_reported(host, message)
+            case wire.CollectiveEntered():
+                self.hang_monitor.progress()
+                self.report_handler.on_collective(host, message)
+            case wire.FilesCopied() | wire.PartWritten() | wire.AskCheckpointList() | wire.FetchCheckpoint():
+                self.hang_monitor.progress()
+                self._desk.handle(message, host)
             case wire.Output():
                 self.hang_monitor.progress()
                 data = with_one_bar(message.body)
@@ -341,31 +316,30 @@ class Coordinator:
                 self._happened(events.MessageReceived(host, message))
             case wire.HostSetUp():
                 self._host_files.on_set_up(host, message)
-            case wire.FetchCheckpoint():
-                self._fetch(host, message)
             case wire.RoundCopied() | wire.RoundGathered() | wire.ReadPart() | wire.PartRead():
-                self._memory.handle(host, message)
+                self._desk.handle(message, host)
             case wire.StorageStatus(failed=failed):
                 if failed is not None:
                     self._storage_failed(f"{host} cannot use the storage: {failed}")
             case wire.Running():
                 self.hang_monitor.progress()
                 self.hang_monitor.standstills.ranks.add(message.rank)
-                self.report_handler.handle(message)
+                self.report_handler.on_running(host, message)
+                self._desk.handle(message, host)
                 self._happened(events.MessageReceived(host, message))
                 if self.machine.state is RunState.RUNNING:  # it was the last rank
                     self.manifest.attempt_trains()
             case wire.Vitals():
-                self.report_handler.handle(message)
+                self.report_handler.on_vitals(host, message)
             case wire.Troubles():
-                self.report_handler.heard_troubles(host, message)
+                self.report_handler.on_troubles(host, message)
             case wire.Outcome():
                 self._on_outcome(host, message)
             case wire.Exited(rank=rank):
                 if self.machine.has_succeeded(message):
                     ended = wire.Outcome(attempt=self._attempt, rank=rank, ok=True, stage="run", body=pickled(None))
                     self._on_outcome(host, ended)
-                self.report_handler.rank_ended(message.rank)
+                self._desk.handle(message, host)
                 self._note_end(message.rank, ok=False)
                 self._debuggers.rank_ended(message.rank)
                 reason = native_reason(self.outputs.of(message.rank).last_lines)
@@ -378,51 +352,22 @@ class Coordinator:
             case _:
                 self._happened(events.MessageReceived(host, message))
 
-    def _fetch(self, host: str, asked: wire.FetchCheckpoint) -> None:
-        """Bring a checkpoint to a rank. A host gets no other directory of this machine."""
-        self.hang_monitor.progress()
-        self.report_handler.handle(asked)
-        path = self.store.moved.get(asked.path, asked.path)
-        own = {str(saved.path) for saved in self.store.committed}
-        if self._memory.has(asked.path):
-            self._memory.fetch(host, asked.path, partial(self._on_fetched, asked))
-        elif path in {*own, self.machine.checkpoint, self.request.checkpoint}:
-            if self._host_files.lacks_storage(host):
-                self._copies.fetch(host, path, partial(self._on_fetched, asked))
-            else:  # it was stored from memory just now, or somebody has deleted it: the rank sees which
-                self._on_fetched(asked, path)
-        else:
-            text = (
-                f"there is no directory {asked.path} on {host}, and this run has no such checkpoint (was it deleted by "
-                "num_to_keep?)"
-            )
-            self._on_fetched(asked, "", text)
-
-    def _on_fetched(self, asked: wire.FetchCheckpoint, folder: str, failed: str | None = None) -> None:
-        self.hang_monitor.progress()
-        if asked.attempt == self._attempt:
-            self.report_handler.fetched(asked.rank)
-            rank, path = asked.rank, asked.path
-            self._send_to_rank(
-                wire.CheckpointFetched(attempt=asked.attempt, rank=rank, path=path, folder=folder, failed=failed)
-            )
-
     def _on_lost(self, lost: events.HostLost) -> None:
         self._launch_checks.lost(lost.host)
         self._host_files.lost(lost.host)
         self._copies.lost(lost.host)
-        self._memory.lost(lost.host)
         ranks = [rank.rank for rank in self.machine.plan.on(lost.host)] if self.machine.plan else []
-        self.report_handler.host_lost(ranks)
+        self._desk.handle(HostLost(lost.host, ranks))
         for rank in ranks:
             self._debuggers.rank_ended(rank)
-        self._happened(replace(lost, owes=self.report_handler.awaits(ranks)))
+        self._happened(replace(lost, owes=self.checkpoints.awaits(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
         self._note_end(outcome.rank, ok=outcome.ok, rolls_back=outcome.rollback is not None)
         if outcome.traceback and self.request.keeps_logs:
             self.outputs.of(outcome.rank).note(outcome.traceback)
-        self.report_handler.handle(outcome)
+        self.report_handler.on_outcome(host, outcome)
+        self._desk.handle(outcome, host)
         self._happened(events.MessageReceived(host, outcome, self.report_handler.report_counts.get(outcome.rank, 0)))
 
     def _note_end(self, rank: int, *, ok: bool, rolls_back: bool = False) -> None:
@@ -453,16 +398,19 @@ class Coordinator:
             case RunState.PREPARING:
                 assert self.machine.plan is not None
                 copying = self._host_files.is_busy(self.machine.plan.hosts)
-                return events.Outstanding(verifying=self._is_verifying or self._is_gathering, copying=copying)
+                verifying = self.checkpoints.is_verifying or self.checkpoints.is_gathering
+                return events.Outstanding(verifying=verifying, copying=copying)
             case RunState.SAVING:
                 failed, waiting = self.machine.failed_ranks, self.hang_monitor.standstills.waiting
-                return events.Outstanding(saving=self.report_handler.storing(failed, waiting))
-        committing = self.store.is_committing or self._memory.is_settling
-        uploading = self.report_handler.awaits_uploads()
+                saving = self.checkpoints.in_progress(failed, {*waiting, *self.report_handler.waiting})
+                return events.Outstanding(saving=saving)
+        rounds = self.checkpoints.rounds
+        committing = self.checkpoints.is_committing or rounds.is_settling
+        uploading = self.checkpoints.awaits_uploads()
         if self.machine.is_done and not (committing or uploading or self.machine.storage_failed):
-            self._memory.store_last()
-            uploading = self._memory.is_storing
-        return events.Outstanding(committing=committing, uploading=uploading, lost=self._memory.lost_work)
+            self._desk.handle(StoreLast())
+            uploading = rounds.is_storing
+        return events.Outstanding(committing=committing, uploading=uploading, lost=rounds.lost_work)
 
     def _do(self, actions: list[events.Action]) -> None:
         for action in actions:
@@ -475,8 +423,8 @@ class Coordinator:
                         self._send_checkpoint(host)
                 case events.ConnectHost(host) if not self._is_over:
                     self.ranks.connect(host)
-                case events.ShowLine(text, once, is_news):
-                    (say if is_news else warn_once if once else warn)(text)
+                case events.ShowLine():
+                    self._show(action)
                 case events.AttemptStarts():
                     self._begin_attempt(action)
                 case events.WorkersStart(plan):
@@ -486,7 +434,10 @@ class Coordinator:
                 case events.AttemptEnded():
                     self._end_attempt(action)
                 case events.RollBack():
-                    self._roll_back(action)
+                    self._desk.handle(action)
+
+    def _show(self, line: events.ShowLine) -> None:
+        (say if line.is_news else warn_once if line.once else warn)(line.text)
 
     def _prepare(self, host: str, message: wire.Prepare) -> None:
         """Send a host its job, once it has the files that its workers need."""
@@ -504,7 +455,7 @@ class Coordinator:
     def _send_checkpoint(self, host: str) -> None:
         """Bring the checkpoint from which the attempt starts to a host that does not see it, before a rank asks."""
         path = self.machine.checkpoint
-        if path and not self._memory.has(path) and self._host_files.lacks_storage(host):
+        if path and not self.store.ledger.is_in_memory(path) and self._host_files.lacks_storage(host):
             self._copies.fetch(host, path, lambda folder, failed: None)
 
     def _begin_attempt(self, starts: events.AttemptStarts) -> None:
@@ -516,10 +467,8 @@ class Coordinator:
         if self.request.keeps_logs:
             self.store.make_parent(self.store.paths.log(attempt, 0))
         self.observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
-        self._is_gathering = self._memory.begin(attempt, plan.hosts, self._on_gathered)
-        self.report_handler.begin(attempt, len(plan.ranks))
-        if self._is_doubtful and self.store.latest and not self._is_gathering:
-            self._verify()
+        self._desk.handle(AttemptBegins(attempt, len(plan.ranks), self._is_doubtful))
+        self.report_handler.begin(attempt, len(plan.ranks), self.checkpoints.first_step)
         self.evidence.begin(attempt)
         self.hang_monitor.begin(len(plan.ranks))
         self._debuggers.close("the workers were restarted")
@@ -528,10 +477,11 @@ class Coordinator:
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
         if ended.attempt != self._attempt:  # its hosts were refused before it began
             return
-        if not self._memory.is_storing:  # that waits for what is fetched
+        if not self.checkpoints.rounds.is_storing:  # that waits for what is fetched
             self._host_files.end_attempt()
         self._is_doubtful = not self.report_handler.report_counts and any(f.kind == "exception" for f in ended.failures)
-        self.report_handler.end()
+        self._desk.handle(AttemptEnds())
+        self._end_rows()
         self.hang_monitor.end_hang()
         self.outputs.flush()
         self.manifest.attempt_ended(ended.failures, ended.why)
@@ -546,14 +496,20 @@ class Coordinator:
             )
         )
 
-    def _roll_back(self, asked: events.RollBack) -> None:
-        """Choose the checkpoint to go back to, and note for later starts which rows are left out after it."""
-        skip_to = dict(asked.skip_to or {})
-        suspect, latest = self.store.roll_back(skip_to, reports=asked.reports), self.store.latest
+    def _on_settled(self, ordinal: int, checkpoint: Checkpoint | None) -> None:
+        self.report_handler.settled(ordinal, checkpoint)
+        self._end_rows()
+
+    def _end_rows(self) -> None:
+        """Complete the rows of an attempt that is over, once its checkpoints are committed."""
+        if self.checkpoints.is_over and not self.checkpoints.is_committing:
+            self.report_handler.end_rows()
+
+    def _roll_back(self, asked: events.RollBack, suspect: str) -> None:
+        """Continue at the checkpoint that was chosen. Later starts leave out the same rows."""
+        latest, path, skip_to = self.store.ledger.latest, self.checkpoints.start, dict(asked.skip_to or {})
         if latest is None:
             self.manifest.skip_to |= skip_to
-        self._memory.drop_others()
-        path = str(latest.path) if latest else self._foreign_checkpoint
         self.store.append_event(
             "rollback",
             attempt=self._attempt,
@@ -699,9 +655,9 @@ class Coordinator:
 
     def _store_memory(self) -> None:
         """Store the newest checkpoint in memory before the hosts end; Ctrl-C ends the waiting."""
-        self._memory.store_last()
-        self._await_writing(lambda: not self._memory.is_storing)
-        self._memory.close()
+        self._desk.handle(StoreLast())
+        self._await_writing(lambda: not self.checkpoints.rounds.is_storing)
+        self._desk.handle(RunEnds())
 
     def _bring_files_back(self) -> None:
         """Copy what ranks have written on hosts without the storage to the run directory; Ctrl-C ends the waiting."""

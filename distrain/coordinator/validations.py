@@ -40,34 +40,26 @@ class _Task:
 
 
 class Validations:
-    """The queue of checkpoints to validate. ``changed`` is called whenever the outcome of one is recorded."""
+    """The queue of checkpoints to validate. on_end: gets each, with its new status and metrics."""
 
-    def __init__(self, request: RunRequest, store: RunStore) -> None:
-        self.changed: Callable[[], None] = lambda: None
+    def __init__(
+        self,
+        loop: Loop,
+        request: RunRequest,
+        store: RunStore,
+        on_end: Callable[[CommittedCheckpoint, str, Mapping[str, Any]], None],
+    ) -> None:
+        self._loop = loop
         self._request = request
         self._store = store
-        self._loop: Loop
+        self._on_end = on_end
         self._queue: deque[CommittedCheckpoint] = deque()
         self._task: _Task | None = None
-
-    def start(self, loop: Loop) -> None:
-        """Queue what an earlier part of the run left unvalidated."""
-        self._loop = loop
-        for saved in self._store.committed:
-            if saved.is_pending and self._request.validator is not None and not self.awaits(saved):
-                self.add(saved)
 
     def add(self, saved: CommittedCheckpoint) -> None:
         """Queue a checkpoint."""
         self._queue.append(saved)
         self._next()
-
-    def awaits(self, saved: CommittedCheckpoint) -> bool:
-        """Tell if the checkpoint is still to be validated.
-
-        It is not if an earlier part of the run asked for its validation, and this one has no function.
-        """
-        return saved in self._unfinished
 
     @property
     def busy(self) -> bool:
@@ -101,7 +93,6 @@ class Validations:
         self.abort()
         for saved in unfinished:
             self._record(saved, Status.VALIDATION_FAILED, {}, why)
-        self.changed()
 
     # -- one validation -------------------------------------------------------------------------------------------
 
@@ -151,11 +142,10 @@ class Validations:
         task.link.close()
         output = self._store.display_path(task.log)
         self._record(task.saved, status, metrics, why and f"{why} (its output: {output})")
-        self.changed()
         self._next()
 
     def _record(self, saved: CommittedCheckpoint, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
-        self._store.add_validation(saved, status.value, metrics)
+        self._on_end(saved, status.value, metrics)
         if why is None:
             values = (f"{name}={v:g}" if isinstance(v, float) else f"{name}={v}" for name, v in metrics.items())
             say(f"validated {saved.path.name}: {', '.join(values)}")

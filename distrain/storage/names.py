@@ -37,3 +37,8 @@ def numbered(name: str) -> Iterator[str]:
 def evidence_file(attempt: int, what: str, rank: int) -> str:
     """Return the name of a piece of evidence below the run directory. Unknown kinds raise KeyError."""
     return f"{EVIDENCE}/attempt_{attempt}/{what}/rank_{rank}{EVIDENCE_SUFFIXES[what]}"
+
+
+def checkpoint_name(index: int) -> str:
+    """Return the usual name of a checkpoint's directory."""
+    return f"checkpoint_{index:06d}"

@@ -108,7 +108,7 @@ class RunPaths:
         return self.log_dir / self.root.name if self.log_dir else self.root / names.LOGS
 
     def checkpoint(self, index: int) -> Path:
-        return self.root / f"checkpoint_{index:06d}"
+        return self.root / names.checkpoint_name(index)
 
     def log(self, attempt: int, rank: int) -> Path:
         return self.logs / f"attempt_{attempt}" / f"rank_{rank}.log"

@@ -296,7 +296,7 @@ class Play:
         self.hit_hosts.add(host.name)
         coordinator = self.lives[-1].coordinator
         if coordinator is not None:
-            self.copied.append((self.world.now, coordinator._memory._safe))
+            self.copied.append((self.world.now, coordinator.checkpoints.rounds.safe))
 
 
 class _Run(run_module.Run):
@@ -339,7 +339,7 @@ class _Recorder:
         self._play.told.append((self._play.world.now, fact))
         if isinstance(fact, RankTrains):
             engine = self._life.coordinator
-            self._play.first_steps[engine._attempt][self._life.number] = engine.report_handler._first_step
+            self._play.first_steps[engine._attempt][self._life.number] = engine.checkpoints.first_step
 
 
 def played(scenario: Scenario) -> Play:

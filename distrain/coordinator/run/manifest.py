@@ -79,7 +79,7 @@ class RunManifest:
 
     def workers_start(self) -> None:
         """Note the checkpoint from which the attempt begins."""
-        now, latest = self._attempts[-1], self._store.latest
+        now, latest = self._attempts[-1], self._store.ledger.latest
         if latest is not None:
             now["checkpoint"], now["first_step"] = latest.path.name, latest.step
 

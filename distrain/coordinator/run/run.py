@@ -102,9 +102,9 @@ class Run:
 
     def train(self) -> Result:
         """Train and return the result, or raise the error of the run."""
-        latest = self.store.latest
+        latest = self.store.ledger.latest
         checkpoint = str(latest.path) if latest else self._start_without_own()
-        skips = {str(saved.path): saved.skip_to for saved in self.store.committed if saved.skip_to}
+        skips = {str(saved.path): saved.skip_to for saved in self.store.ledger.all if saved.skip_to}
         request = self.request = replace(
             self._in_directory(),
             checkpoint=checkpoint,
@@ -210,7 +210,7 @@ class Run:
                     seconds=seconds,
                     result=result,
                     error=error,
-                    checkpoints=list(self.store.committed),
+                    checkpoints=list(self.store.ledger.all),
                     advice=advice,
                     storage_works=self._storage_works(end),
                 )
@@ -254,7 +254,7 @@ class Run:
         if wanted and wanted != name:
             say(f"run {wanted!r} is finished, so this one is called {name}")
         if self._continued:
-            latest = self.store.latest
+            latest = self.store.ledger.latest
             fresh = start_without_checkpoint(is_script=self.request.is_script)
             start = f"at {latest.path.name}" if latest else f"from {fresh}"
             say(f"continuing the unfinished run {self.store.location} {start}")
@@ -295,7 +295,7 @@ class Run:
             last = last_record(self.store.paths.metrics)
         result = make_result(
             self.store.location,
-            self.store.committed,
+            self.store.ledger.all,
             self.config.checkpoint_config,
             last=last,
             return_value=None if value is None else job.unpickle_return_value(value),
@@ -327,7 +327,7 @@ class Run:
 
     def _run_errors(self, coordinator: Coordinator, status: RunStatus) -> RunErrors:
         end, evidence = coordinator.end, coordinator.evidence
-        name, logs, latest = self.store.location.name, None, self.store.latest
+        name, logs, latest = self.store.location.name, None, self.store.ledger.latest
         if self.where.starts_workers and end.attempt >= self._manifest.first_attempt:
             logs = self.store.display_path(self.store.paths.log(end.attempt, 0).parent)
         return RunErrors(

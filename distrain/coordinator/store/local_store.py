@@ -19,7 +19,8 @@ from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain.coordinator.store.run_store import Publication, RunStore
+from distrain.coordinator.store.run_store import RunStore
+from distrain.decisions.checkpoints.ledger import Ledger
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, locked_for_deletion
 from distrain.storage.files import sync_directories, write_atomically, write_file
@@ -32,6 +33,7 @@ from distrain.storage.records import CommittedCheckpoint, committed_at, complete
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from distrain.decisions.checkpoints.actions import Publish
     from distrain.system.background import Background
 
 
@@ -48,8 +50,7 @@ class LocalStore(RunStore):
         with self._opening():
             take_over(root)
             self.directory.open()
-            self.committed = self._find_intact()
-            self.next_index = self.paths.next_index()
+            self.ledger = Ledger(self._find_intact(), self.paths.next_index())
 
     def _find_intact(self) -> list[CommittedCheckpoint]:
         """Return the checkpoints of an earlier part of the run, and rename damaged ones.
@@ -74,11 +75,13 @@ class LocalStore(RunStore):
             raise StorageError(f"cannot rename {path}, which is damaged: {damage}: {error}") from error
         self._warn_from_background(f"{path} is damaged: {damage}; it was renamed to {renamed.name}")
 
-    def verify(self, thread: Background, *, is_needed: Callable[[], bool], then: Callable[[], None]) -> None:
+    def verify(self, thread: Background, *, is_needed: Callable[[], bool], then: Callable[[int], None]) -> None:
+        newest_first = self.ledger.all[::-1]
+
         def find() -> dict[Path, str]:
             """Return the damage of each checkpoint that is younger than the latest intact one."""
             damages: dict[Path, str] = {}
-            for saved in reversed(self.committed):
+            for saved in newest_first:
                 path = self.paths.root / saved.path.name
                 if saved.is_in_memory or (damage := _damage_of(path, is_needed=is_needed)) is None:
                     break
@@ -86,8 +89,8 @@ class LocalStore(RunStore):
             return damages
 
         def set_aside(damages: dict[Path, str]) -> None:
-            self.committed = self.committed[: len(self.committed) - len(damages)]
-            self._background.do(lambda: list(starmap(self._set_aside, damages.items())), lambda _: then())
+            work = partial(starmap, self._set_aside, damages.items())
+            self._background.do(lambda: list(work()), lambda _: then(len(damages)))
 
         thread.do(find, set_aside)
 
@@ -97,24 +100,12 @@ class LocalStore(RunStore):
             if self._deleting is not None:
                 self._deleting.join()
             with contextlib.suppress(OSError):
-                take_over(self.paths.root, self._given_up, 0.0)
+                take_over(self.paths.root, self.ledger.given_up, 0.0)
         super().close()
 
-    def adopt(self, then: Callable[[], None]) -> None:
-        def find() -> list[CommittedCheckpoint]:
-            return [committed_at(path) for path in take_over(self.paths.root, self._given_up)]
-
-        def note(stored: list[CommittedCheckpoint]) -> None:
-            known = {saved.index: saved.manifest for saved in self.committed}
-            for saved in stored:
-                if manifest := known.get(saved.index):
-                    self.note_stored(manifest, {}, saved.path)
-                elif saved.index not in known:
-                    self.add(saved)
-                self.append_event("stored", name=saved.path.name, index=saved.index)
-            then()
-
-        self._do("a checkpoint", find, note)
+    def adopt(self, then: Callable[[Sequence[CommittedCheckpoint]], None]) -> None:
+        given_up = self.ledger.given_up
+        self._do("a checkpoint", lambda: [committed_at(path) for path in take_over(self.paths.root, given_up)], then)
 
     # -- commits --------------------------------------------------------------------------------------------------
 
@@ -131,12 +122,12 @@ class LocalStore(RunStore):
     def _staging_path(self, attempt: int, ordinal: int) -> Path:
         return self.paths.staging / f"{self._generation}-{attempt}-{ordinal}"
 
-    def publish(self, new: Publication) -> None:
+    def publish(self, new: Publish) -> None:
         folder = new.folder
         work = partial(self._commit_in_place, Path(folder), new) if folder else partial(self._rename, new)
         self._background.do(work, new.done, new.failed)
 
-    def _rename(self, new: Publication) -> Path:
+    def _rename(self, new: Publish) -> Path:
         """Write the manifest into the directory that has the files of all ranks, and rename it. Return its path."""
         manifest = new.manifest
         staged = self._staging_path(manifest["attempt"], new.ordinal)
@@ -153,7 +144,7 @@ class LocalStore(RunStore):
         flush(self.paths.root)
         return final
 
-    def _commit_in_place(self, folder: Path, new: Publication) -> Path:
+    def _commit_in_place(self, folder: Path, new: Publish) -> Path:
         """Write the manifest into a directory that the ranks have filled themselves. Return its path."""
         self.directory.check_same()
         sync_directories(folder, list(new.manifest["files"]))
@@ -162,7 +153,7 @@ class LocalStore(RunStore):
         flush(self.paths.root)
         return folder
 
-    def _manifest_text(self, folder: Path, final: Path, new: Publication) -> bytes:
+    def _manifest_text(self, folder: Path, final: Path, new: Publish) -> bytes:
         """Return the manifest of the checkpoint in ``folder``, after adding the run's metadata and the positions."""
         write = partial(write_file, folder / METADATA_FILE)
         text, problem = complete_manifest(folder, final.name, new.manifest, self.metadata, new.positions, write)
@@ -174,7 +165,7 @@ class LocalStore(RunStore):
         """Return a path in the run directory that does not exist: ``name``, or ``name`` with a number."""
         return next(path for one in numbered(name) if not (path := self.paths.root / one).exists())
 
-    def _update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
+    def update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
         def work() -> None:
             path = self.paths.root / saved.path.name / MANIFEST_FILE
             try:
@@ -187,8 +178,8 @@ class LocalStore(RunStore):
 
     # -- deletion -------------------------------------------------------------------------------------------------
 
-    def _delete_checkpoints(self, chosen: Sequence[CommittedCheckpoint]) -> None:
-        self._background.do(lambda: self._delete(chosen), lambda kept: self.add(*kept))
+    def delete(self, chosen: Sequence[CommittedCheckpoint], kept: Callable[[list[CommittedCheckpoint]], None]) -> None:
+        self._background.do(lambda: self._delete(chosen), kept)
 
     def _delete(self, chosen: Sequence[CommittedCheckpoint]) -> list[CommittedCheckpoint]:
         """Make each checkpoint vanish at once, by a rename. Return those that stay, because a process reads them."""

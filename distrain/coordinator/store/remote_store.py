@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.coordinator.store.local_store import LocalStore
-from distrain.coordinator.store.run_store import Publication, RunStore
+from distrain.coordinator.store.run_store import RunStore
+from distrain.decisions.checkpoints.ledger import Ledger
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.storage.names import TRACKERS, numbered
 from distrain.storage.paths import DAMAGED_FILE, choose_run, is_copy, number_of, read_manifest
-from distrain.storage.records import CommittedCheckpoint, committed_at, remote_damage
+from distrain.storage.records import committed_at, remote_damage
 from distrain.storage.run_lock import Heartbeats, RemoteLock
 from distrain.system import process
 from distrain.system.log import warn
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from distrain.decisions.checkpoints.actions import Publish
+    from distrain.storage.records import CommittedCheckpoint
     from distrain.system.background import Background
     from distrain.system.loop import Loop
 
@@ -87,7 +90,7 @@ class RemoteStore(RunStore):
             undo.callback(self._release_run_lock)
             self._fill_spool()
             self.directory.open()
-            self.committed = self._find_intact()
+            self.ledger = self._find_intact()
         self.location = RemotePath(run.url, run.given)  # with the usual patience from now on
 
     def _fill_spool(self) -> None:
@@ -105,7 +108,7 @@ class RemoteStore(RunStore):
             with contextlib.suppress(FileNotFoundError):
                 self.location.get(name, self.paths.root / name)
 
-    def _find_intact(self) -> list[CommittedCheckpoint]:
+    def _find_intact(self) -> Ledger:
         """Return the checkpoints of an earlier part of the run, and delete those that were never finished."""
         files: _FilesOf = {}
         for path, fact in self.location.files().items():
@@ -118,8 +121,8 @@ class RemoteStore(RunStore):
         self._used = set(files)
         manifests = self._intact_manifests(files)
         numbers = [manifest.get("index", -1) for _, manifest in manifests] + [number_of(name) for name in self._used]
-        self.next_index = max(numbers, default=-1) + 1 + (_SKIPPED if self._run_lock.is_contested else 0)
-        return [committed_at(self.location / folder, manifest) for folder, manifest in manifests]
+        intact = [committed_at(self.location / folder, manifest) for folder, manifest in manifests]
+        return Ledger(intact, max(numbers, default=-1) + 1 + (_SKIPPED if self._run_lock.is_contested else 0))
 
     def _intact_manifests(self, files: _FilesOf) -> list[tuple[str, dict[str, Any]]]:
         """Return the manifests of undamaged checkpoints by directory, the oldest first. Rename other manifests."""
@@ -235,10 +238,10 @@ class RemoteStore(RunStore):
 
     def _next_name(self) -> str:
         """Return a number that no checkpoint has had, not even one that was never committed."""
-        number = max([self.next_index, *(number_of(name) + 1 for name in self._used)])
+        number = max([self.ledger.next_index, *(number_of(name) + 1 for name in self._used)])
         return self.paths.checkpoint(number).name
 
-    def publish(self, new: Publication) -> None:
+    def publish(self, new: Publish) -> None:
         manifest = new.manifest
         directory = new.folder or self._directory_for(manifest["attempt"], new.ordinal, manifest["name"])
         self._used.add(directory)
@@ -255,12 +258,12 @@ class RemoteStore(RunStore):
         )
         self._order(order, answered)
 
-    def _update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
+    def update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
         complaint = f"the manifest of {saved.path.name} could not be updated"
         order = wire.UpdateManifest(directory=saved.path.name, fields=dict(fields))
         self._order(order, partial(_warn_if_failed, complaint))
 
-    def _delete_checkpoints(self, chosen: Sequence[CommittedCheckpoint]) -> None:
+    def delete(self, chosen: Sequence[CommittedCheckpoint], kept: Callable[[list[CommittedCheckpoint]], None]) -> None:
         order = wire.DeleteCheckpoints(directories=[saved.path.name for saved in chosen])
         self._order(order, partial(_warn_if_failed, "an old checkpoint could not be deleted"))
 
@@ -286,8 +289,7 @@ class RemoteStore(RunStore):
         """Delete checkpoints that were not committed, and mirror the small files. Return why that failed, or None."""
         assert self._link is not None
         problems: list[str | None] = []
-        committed = {saved.path.name for saved in self.committed}
-        uncommitted = sorted(set(self._directories.values()) - committed)
+        uncommitted = sorted(set(self._directories.values()) - self.ledger.names)
         self._order(wire.DeleteCheckpoints(directories=uncommitted), lambda failed: None)
         self._order(wire.MirrorRecords(), problems.append)
         try:

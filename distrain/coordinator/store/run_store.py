@@ -1,6 +1,6 @@
 """The coordinator's access to a run directory, local or remote. Runs in: coordinator.
 
-Only :class:`RunStore` commits and deletes checkpoints. Workers and uploaders add files. An uploader writes a manifest
+Only :class:`RunStore` publishes and deletes checkpoints. Workers and uploaders add files. An uploader writes a manifest
 or deletes a directory only when the coordinator orders it.
 """
 
@@ -13,47 +13,33 @@ import os
 import shutil
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distrain.decisions.checkpoints.ledger import Ledger
 from distrain.errors import StorageError
 from distrain.storage.files import advice_on, write_atomically
 from distrain.storage.ownership import check_owners, open_without_links
 from distrain.storage.paths import RunPaths
-from distrain.storage.records import PENDING, CommittedCheckpoint, committed_at, file_entry, without_nonfinite
+from distrain.storage.records import without_nonfinite
 from distrain.storage.run_lock import LocalLock
 from distrain.system.background import Background
 from distrain.system.log import say, warn
 from distrain.system.text import is_full_disk, without_errno
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from distrain import wire
-    from distrain.storage.commit import Commit
+    from distrain.decisions.checkpoints.actions import Publish
+    from distrain.storage.records import CommittedCheckpoint
     from distrain.system.loop import Loop
     from distrain.system.remote_path import RemotePath
 
 _RESERVED_BYTES = 64 << 10
 """Disk space that a run keeps for its end."""
-_OF_PLACE = ("name", "files")
-"""Fields of a manifest that depend on where the checkpoint is."""
 _LINE_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _T = TypeVar("_T")
-_MOST_BAD_IN_A_ROW = 3  # rollbacks that bad rows may explain; after more of them, the checkpoint itself is suspect
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """A checkpoint whose files are all stored. See :meth:`RunStore.commit`."""
-
-    ordinal: int
-    folder: str | None
-    manifest: dict[str, Any]
-    positions: Mapping[str, Any]
-    done: Callable[[Path | RemotePath], None]
-    failed: Callable[[object], None]
 
 
 class RunDirectory:
@@ -172,30 +158,16 @@ class RunStore(ABC):
         """The run's metadata, which is added to that of every checkpoint."""
         self.on_failure: Callable[[str], None] = warn
         """Called with the reason when something could not be written."""
-        self.committed: list[CommittedCheckpoint] = []
-        """The checkpoints that are kept, in the order of their reports. :meth:`add` keeps that order."""
-        self._rollbacks = 0
-        """The number of rollbacks in a row to the newest one."""
+        self.ledger = Ledger()
+        """The checkpoints that are kept: at first those of earlier parts of the run."""
         self.is_stalled = False
         """True if work on files was abandoned: touching a file may block as long."""
         self._background = Background(None, "storage")
         self.directory: RunDirectory
         """The local directory for small files."""
-        self.next_index = 0
-        """The number of the next checkpoint."""
-        self.moved: dict[str, str] = {}
-        """New paths of checkpoints that got another name when they were stored from memory, by the path ranks have."""
-        self._given_up: set[int] = set()
-        """The indices of checkpoints that turned out to be wrong."""
-        self._open_commits = 0
         self._metrics: list[str] = []
         self._events: list[str] = []
         """Lines that the next :meth:`flush` writes."""
-
-    @property
-    def latest(self) -> CommittedCheckpoint | None:
-        """The last checkpoint, or None."""
-        return self.committed[-1] if self.committed else None
 
     def display_path(self, path: Path) -> str:
         """Return the path or URL under which users find a file of the run."""
@@ -266,11 +238,6 @@ class RunStore(ABC):
         self._background.report(lambda: warn(text))
 
     @property
-    def is_committing(self) -> bool:
-        """True while a checkpoint is being committed."""
-        return self._open_commits > 0
-
-    @property
     def is_idle(self) -> bool:
         """True if no work is pending."""
         return not self._background.pending
@@ -336,173 +303,36 @@ class RunStore(ABC):
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
-    def verify(self, thread: Background, *, is_needed: Callable[[], bool], then: Callable[[], None]) -> None:
-        """Make sure that ``latest`` is intact, then call ``then``.
+    def verify(self, thread: Background, *, is_needed: Callable[[], bool], then: Callable[[int], None]) -> None:
+        """Make sure that the latest checkpoint is intact, then call ``then`` with the number of those that are not.
 
-        Damaged checkpoints are set aside with a warning. Nothing may be committed meanwhile. A store that has verified
-        its checkpoints when it was opened has nothing to do here.
+        Damaged ones are set aside with a warning. Nothing may be committed meanwhile. A store that has verified its
+        checkpoints when it was opened has nothing to do here.
         thread: does the reading.
         is_needed: once it returns False, the reading ends early with an error.
         Raise StorageError, in the loop's thread, if a checkpoint cannot be read or set aside.
         """
-        then()
+        then(0)
 
     @abstractmethod
     def prepare(self, attempt: int, ordinal: int, *, name: str | None, then: Callable[[str], None]) -> None:
         """Call ``then`` with the directory for the files of a checkpoint, which will be called ``name``."""
 
-    def commit(
-        self,
-        attempt: int,
-        commit: Commit,
-        *,
-        name: str | None = None,
-        folder: str | None = None,
-        step: int = 0,
-        progress: Sequence[float] | None = None,
-        validation: Mapping[str, Any] | None = None,
-        positions: Mapping[str, Any] | None = None,
-        to_memory: Callable[[Publication], None] | None = None,
-        then: Callable[[CommittedCheckpoint], None],
-    ) -> None:
-        """Make the ranks' files the next checkpoint of the run, then call ``then`` with it.
-
-        name: the wanted name of its directory. The default is a number.
-        folder: the directory in the run directory that the ranks have filled themselves, or None.
-        step: the number of reports, over the whole run, that a rank has made when it reports this checkpoint.
-        progress: the step that it is reported with, and the last one, or None.
-        validation: the arguments of its validation, or None.
-        positions: those in the data (:func:`merged_positions`), or None.
-        to_memory: publishes one whose files stay in the memory of the hosts.
-        """
-        index, self.next_index = self.next_index, self.next_index + 1  # called in the order of the reports
-        finite, nonfinite = without_nonfinite(commit.metrics)
-        validation = None if validation is None else {**validation, "status": PENDING}
-        manifest = {
-            "name": name,
-            "index": index,
-            "attempt": attempt,
-            "step": step,
-            "progress": progress,
-            "time": time.time(),
-            "world_size": commit.world_size,
-            "ranks": list(commit.ranks),
-            "silent": list(commit.silent),
-            "metrics": finite,
-            "nonfinite": nonfinite,
-            "validation": validation,
-            "files": {file.path: file_entry(file.size, file.crc32, file.rank) for file in commit.files},
-        }
-
-        def done(path: Path | RemotePath) -> None:
-            self._open_commits -= 1
-            saved = replace(committed_at(path, manifest), manifest=manifest if to_memory else None)
-            self.add(saved)
-            then(saved)
-
-        def failed(why: object) -> None:
-            self._open_commits -= 1
-            self._cannot_write("a checkpoint", why)
-
-        self._open_commits += 1
-        (to_memory or self.publish)(Publication(commit.ordinal, folder, manifest, positions or {}, done, failed))
-
-    def add(self, *new: CommittedCheckpoint) -> None:
-        """Add checkpoints in the order of their reports: an older one may have taken longer to commit."""
-        self.committed = sorted([*self.committed, *new], key=lambda saved: saved.index)
-
-    def forget_memory(self, but: Collection[str] = ()) -> None:
-        """Forget the checkpoints that are only in memory, but those of these names."""
-        self.committed = [saved for saved in self.committed if not saved.is_in_memory or saved.path.name in but]
-
-    def note_stored(self, now: Mapping[str, Any], stored: Mapping[str, Any], path: Path | RemotePath) -> None:
-        """Note that a checkpoint that was only in memory is at ``path``.
-
-        now: what its manifest must say, even if the run has given it up. stored: what was written.
-        """
-        if (known := str(self.location / now["name"])) != str(path):
-            self.moved[known] = str(path)
-        self.committed = [
-            replace(saved, path=path, manifest=None) if saved.index == now["index"] else saved
-            for saved in self.committed
-        ]
-        if changed := {name: now[name] for name in now if name not in _OF_PLACE and now[name] != stored.get(name)}:
-            self._update_manifest(CommittedCheckpoint(path, {}), changed)
-
-    def adopt(self, then: Callable[[], None]) -> None:
-        """Note the checkpoints that agents have stored while out of reach, then call ``then``."""
-        then()
-
     @abstractmethod
-    def publish(self, new: Publication) -> None:
+    def publish(self, new: Publish) -> None:
         """Write the metadata, then the manifest. Call ``new.done`` with the checkpoint's path, or ``new.failed``."""
 
-    def disown(self, rank: int, *, after: int) -> list[CommittedCheckpoint]:
-        """Forget, and mark as damaged, the checkpoints that lack files of a rank, as it turns out. Return them.
-
-        after: the index of the last checkpoint that is none of them.
-        """
-        lacking = [saved for saved in self.committed if saved.index > after and rank in saved.silent]
-        for saved in lacking:
-            self._give_up(saved, {"lacks": rank})
-        return lacking
-
-    def _give_up(self, saved: CommittedCheckpoint, why: Mapping[str, Any]) -> None:
-        self.committed.remove(saved)
-        self._given_up.add(saved.index)
-        self._note_in_manifest(saved, why)
-
-    def roll_back(self, skip_to: Mapping[str, Any], *, reports: int = 0) -> str:
-        """Note up to where rows are left out when the run continues at the newest checkpoint.
-
-        The checkpoint is suspect if the run has rolled back to it before, and either no more rows are left out now, or
-        this is the fourth time in a row, with at most one report each time. If there is a checkpoint before it, a
-        suspect one is given up, and marked as such. Return the name of a checkpoint that was given up, else "".
-
-        reports: the number of reports of the attempt that has ended.
-        """
-        if not self.committed:
-            return ""
-        latest, suspect, known = self.committed[-1], "", self.committed[-1].skip_to
-        self._rollbacks = self._rollbacks + 1 if known is not None and reports <= 1 else 1
-        skip_to = {**(known or {}), **skip_to}
-        if len(self.committed) > 1 and known is not None and (skip_to == known or self._rollbacks > _MOST_BAD_IN_A_ROW):
-            self._give_up(latest, {"suspect": True})
-            latest, suspect = self.committed[-1], latest.path.name
-        self.committed[-1] = replace(latest, skip_to={**(latest.skip_to or {}), **skip_to})
-        self._note_in_manifest(latest, {"skip_to": self.committed[-1].skip_to})
-        return suspect
-
-    def add_validation(self, saved: CommittedCheckpoint, status: str, metrics: Mapping[str, Any]) -> None:
-        """Note the status of the validation of a checkpoint, and add its metrics to the checkpoint's own."""
-        if saved not in self.committed:
-            return
-        position = self.committed.index(saved)
-        validation = {**(saved.validation or {}), "status": status, "metrics": list(metrics)}
-        metrics = {**saved.metrics, **metrics}
-        self.committed[position] = replace(saved, metrics=metrics, validation=validation)
-        finite, nonfinite = without_nonfinite(metrics)
-        self._note_in_manifest(saved, {"metrics": finite, "nonfinite": nonfinite, "validation": validation})
-
-    def _note_in_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
-        if saved.manifest is None:
-            self._update_manifest(saved, fields)
-        else:
-            saved.manifest.update(fields)
+    def adopt(self, then: Callable[[Sequence[CommittedCheckpoint]], None]) -> None:
+        """Call ``then`` with the checkpoints that agents have stored while out of reach."""
+        then(())
 
     @abstractmethod
-    def _update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
+    def update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
         """Replace fields of a checkpoint's manifest. Warn if that fails."""
 
-    def delete(self, chosen: Sequence[CommittedCheckpoint]) -> None:
-        """Delete checkpoints."""
-        if chosen:
-            self.committed = [saved for saved in self.committed if saved not in chosen]
-            self._delete_checkpoints(chosen)
-
     @abstractmethod
-    def _delete_checkpoints(self, chosen: Sequence[CommittedCheckpoint]) -> None:
-        """Delete checkpoints. Warn if that fails."""
+    def delete(self, chosen: Sequence[CommittedCheckpoint], kept: Callable[[list[CommittedCheckpoint]], None]) -> None:
+        """Delete checkpoints. Warn if that fails. Call ``kept`` with those that stay, as a process reads them."""
 
     # -- work of other processes ----------------------------------------------------------------------------------
 

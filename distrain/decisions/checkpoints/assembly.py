@@ -12,10 +12,11 @@ checkpoint has a cursor, which passes every rank once.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distrain.decisions.events import ShowLine
 from distrain.decisions.report_rows import ReportCounts
@@ -98,7 +99,7 @@ class _Part:
 
     reported_at: float
     files: frozenset[str]
-    metrics: dict[str, Any]
+    body: bytes
     in_place: str = ""
     in_memory: bool = False
     own: set[str] = field(default_factory=set)
@@ -278,8 +279,8 @@ class CheckpointAssembly:
         """When the last report came."""
         self._held_since: float | None = None
         """Since when files of some part wait for ranks that are behind."""
-        self._metrics_of_rank_0: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_METRICS)
-        """The latest ones, with the number of the report."""
+        self._metrics_of_rank_0: deque[tuple[int, bytes]] = deque(maxlen=_MOST_METRICS)
+        """The latest ones as JSON, with the number of the report."""
         self._pending: dict[int, _Pending] = {}
         self._settled = self._committed = 0
         """The highest ordinal that was committed or dropped, and that was committed."""
@@ -301,7 +302,7 @@ class CheckpointAssembly:
         """Note that the rank waits for the files of a checkpoint. It is not written off meanwhile."""
         self._absent[rank] = _FETCHING
 
-    def reported(self, report: wire.Reported, metrics: dict[str, Any], now: float) -> list[Action]:
+    def reported(self, report: wire.Reported, now: float) -> list[Action]:
         """Handle one call of report().
 
         Files that are in place are listed when every rank has reported the directory. A rank that has written files
@@ -310,7 +311,7 @@ class CheckpointAssembly:
         rank, index = report.rank, report.index
         self._note_report(rank, index, now)
         if rank == 0:
-            self._metrics_of_rank_0.append((index, metrics))
+            self._metrics_of_rank_0.append((index, report.body))
         actions: list[Action] = []
         if report.has_checkpoint:
             if self._declared is not None and not self._ranks[rank].brings:
@@ -321,7 +322,7 @@ class CheckpointAssembly:
             if self._is_settled(index):
                 return [Drop(index), *self.tick(now)]
             in_place = report.folder if report.in_place else ""
-            part = _Part(now, frozenset(report.files), metrics, in_place, report.in_memory)
+            part = _Part(now, frozenset(report.files), report.body, in_place, report.in_memory)
             actions = self._add_part(rank, index, part, report.name)
         return [*actions, *self.tick(now)]
 
@@ -470,6 +471,10 @@ class CheckpointAssembly:
         ordinal = min(self._pending)
         unstored = self._pending[ordinal].unstored
         return bool(unstored) and self._has_all_parts(ordinal) and all((rank, ordinal) in uploads for rank in unstored)
+
+    def reports_of(self, rank: int) -> int:
+        """Return how many reports a rank has made."""
+        return self._ranks[rank].last_index
 
     def fewest_reports(self) -> tuple[float, float]:
         """Return how many reports the slowest rank has made, among those that may still report checkpoints.
@@ -683,7 +688,7 @@ class CheckpointAssembly:
         for rank in sorted(parts):
             for path, size, crc32 in parts[rank].stored:
                 files.setdefault(path, CommittedFile(path, rank, size, crc32))
-        metrics = dict(self._metrics_of_rank_0).get(ordinal) or parts[min(parts)].metrics
+        metrics = json.loads(dict(self._metrics_of_rank_0).get(ordinal) or parts[min(parts)].body)
         silent = tuple(rank for rank, record in self._ranks.items() if rank not in parts and record.silent)
         chosen = tuple(files[path] for path in sorted(files))
         return Commit(ordinal, chosen, tuple(sorted(parts)), metrics, world_size=len(self._ranks), silent=silent)

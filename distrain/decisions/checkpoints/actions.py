@@ -1,0 +1,239 @@
+"""What happens to :class:`~distrain.decisions.checkpoints.life.Checkpoints`, and what it wants done.
+
+Runs in: coordinator.
+
+``then``, ``done`` and ``failed`` get the answer, by the event :class:`Answered`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from distrain import wire
+    from distrain.api.observer import Committed
+    from distrain.decisions.events import RollBack, SendMessage, ShowLine
+    from distrain.storage.checkpoint import Checkpoint
+    from distrain.storage.records import CommittedCheckpoint
+    from distrain.system.remote_path import RemotePath
+
+
+@dataclass(frozen=True, slots=True)
+class MakeDirectory:
+    """Make the directory for the files of a checkpoint, which will be called ``name``. ``then`` gets its path."""
+
+    attempt: int
+    ordinal: int
+    name: str | None
+    then: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Have files that are on a host stored."""
+
+    host: str
+    order: wire.Upload
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Write the metadata, then the manifest of a checkpoint whose files are all stored.
+
+    folder: the directory that the ranks have filled themselves, or None. positions: those in the data.
+    done: gets the checkpoint's path. failed: gets the reason.
+    """
+
+    ordinal: int
+    folder: str | None
+    manifest: dict[str, Any]
+    positions: Mapping[str, Any]
+    done: Callable[[Path | RemotePath], None]
+    failed: Callable[[object], None]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateManifest:
+    """Replace fields of the manifest of a checkpoint on storage. It is only warned of if that fails."""
+
+    saved: CommittedCheckpoint
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete checkpoints from the storage. ``kept`` gets those that a process reads."""
+
+    chosen: Sequence[CommittedCheckpoint]
+    kept: Callable[[Sequence[CommittedCheckpoint]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Look for checkpoints that agents have stored while out of reach. ``then`` gets them."""
+
+    then: Callable[[Sequence[CommittedCheckpoint]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Add a line to events.jsonl."""
+
+    event: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The checkpoint of a report is there, or (None) it never will be."""
+
+    ordinal: int
+    checkpoint: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewStart:
+    """A restart would begin from another checkpoint than before. path: None if there is none."""
+
+    path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Validate:
+    """Have a checkpoint validated. :class:`Validated` says how it went."""
+
+    saved: CommittedCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyLatest:
+    """Compare the latest checkpoint with its manifest, and set damaged ones aside. ``then`` gets how many there are."""
+
+    then: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FindOther:
+    """Find out where to start, as all checkpoints of the run are damaged. ``then`` gets the path, or None."""
+
+    then: Callable[[str | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BringTo:
+    """Copy a checkpoint to a host that does not see the storage.
+
+    ``then`` gets its directory there, and why it could not be copied.
+    """
+
+    host: str
+    path: str
+    then: Callable[[str, str | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """The run goes back to its latest checkpoint. suspect: the name of one after it that was given up, or ""."""
+
+    asked: RollBack
+    suspect: str
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFails:
+    """End the run: what comes could not be stored."""
+
+    why: str
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+class Answered(NamedTuple):
+    """The answer to an action: ``then(*values)`` decides what follows from it."""
+
+    then: Callable[..., None]
+    values: tuple[Any, ...] = ()
+
+
+class RunBegins(NamedTuple):
+    """The run begins. Its hosts connect."""
+
+
+class AttemptBegins(NamedTuple):
+    """An attempt begins. is_doubtful: the last one has failed early, perhaps as its checkpoint was damaged."""
+
+    attempt: int
+    world_size: int
+    is_doubtful: bool = False
+
+
+class AttemptEnds(NamedTuple):
+    """No rank of the attempt will report again."""
+
+
+class HostLost(NamedTuple):
+    """A host is lost, with what it has in memory, and what it was storing for these ranks."""
+
+    host: str
+    ranks: Sequence[int]
+
+
+class Validated(NamedTuple):
+    """The validation of a checkpoint has ended. status: the name of a :class:`ReportedCheckpointStatus`."""
+
+    saved: CommittedCheckpoint
+    status: str
+    metrics: Mapping[str, Any]
+
+
+class StoreLast(NamedTuple):
+    """The run ends: what is only in memory has to be stored."""
+
+
+class RunEnds(NamedTuple):
+    """The hosts end, and what is only in their memory is lost."""
+
+
+class Tick(NamedTuple):
+    """The moment of :meth:`~distrain.decisions.checkpoints.life.Checkpoints.deadline` has come."""
+
+
+if TYPE_CHECKING:
+    Action = (
+        SendMessage
+        | MakeDirectory
+        | Store
+        | Publish
+        | UpdateManifest
+        | Delete
+        | Adopt
+        | Record
+        | Settled
+        | NewStart
+        | Validate
+        | VerifyLatest
+        | FindOther
+        | BringTo
+        | RolledBack
+        | StorageFails
+        | ShowLine
+        | Committed
+    )
+    Event = (
+        wire.Message
+        | Answered
+        | RunBegins
+        | AttemptBegins
+        | AttemptEnds
+        | HostLost
+        | Validated
+        | StoreLast
+        | RunEnds
+        | Tick
+        | RollBack
+    )

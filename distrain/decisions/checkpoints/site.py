@@ -1,0 +1,61 @@
+"""What the decisions about checkpoints depend on beside the ranks. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from distrain import wire
+    from distrain.api.config import CheckpointConfig
+    from distrain.hosts.world import WorldPlan
+    from distrain.system.remote_path import RemotePath
+
+
+@dataclass(eq=False)
+class Site:
+    """What the life of checkpoints depends on beside the ranks.
+
+    location: the run directory. is_remote: uploaders store all files. racks: by host. validates: the run has a
+    validation function. metadata: the run's, which is added to that of every checkpoint.
+    checkpoint: where the run starts if it has no checkpoint itself.
+    find_plan: returns the plan of the latest attempt. lacks_storage: tells whether a host does not see the storage.
+    is_training: tells whether hosts have all that they need for uploads. is_idle: tells whether the storage has
+    nothing to do. wall_time: returns the seconds since 1970.
+    """
+
+    config: CheckpointConfig
+    location: Path | RemotePath
+    is_remote: bool
+    find_plan: Callable[[], WorldPlan | None]
+    checkpoint: str | None = None
+    racks: Mapping[str, str] = field(default_factory=dict)
+    validates: bool = False
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    lacks_storage: Callable[[str], bool] = lambda host: False
+    is_training: Callable[[], bool] = lambda: True
+    is_idle: Callable[[], bool] = lambda: True
+    wall_time: Callable[[], float] = time.time
+
+    @property
+    def plan(self) -> WorldPlan:
+        """The plan of the latest attempt."""
+        plan = self.find_plan()
+        assert plan is not None
+        return plan
+
+    def host_of(self, rank: int) -> str:
+        """Return the host of a rank."""
+        return self.plan.ranks[rank].host
+
+    def storage_of(self, host: str) -> str:
+        """Return the run directory as a host sees it; empty if it does not, or if uploaders store all files."""
+        return "" if self.is_remote or self.lacks_storage(host) else str(self.location)
+
+    def needs_uploader(self, report: wire.Reported) -> bool:
+        """Return whether an uploader or a mover stores the files of a report, and not the worker itself."""
+        return not report.waits or self.is_remote or self.lacks_storage(self.host_of(report.rank))

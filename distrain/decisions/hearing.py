@@ -1,0 +1,32 @@
+"""Which method of a part handles which kind of message or event: it says so itself. Runs in: coordinator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Handler = Callable[[str, Any], None]
+    _Method = TypeVar("_Method", bound=Callable[[Any, str, Any], None])
+
+
+def hears(*kinds: type) -> Callable[[_Method], _Method]:
+    """Mark a method that is called with messages of these kinds, and with the host that each one is from.
+
+    >>> class Ports:
+    ...     @hears(wire.RendezvousPorts)
+    ...     def _on_ports(self, host: str, message: wire.RendezvousPorts) -> None: ...
+    """
+
+    def mark(method: _Method) -> _Method:
+        method.kinds = kinds  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+def handlers_of(part: object) -> dict[type, Handler]:
+    """Return the handlers of a part, by the kind that each one hears."""
+    methods = [getattr(part, name) for name, method in vars(type(part)).items() if hasattr(method, "kinds")]
+    return {kind: method for method in methods for kind in method.kinds}
