@@ -97,7 +97,7 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 20.0, what: s
 
 def verify_now(store: LocalStore) -> None:
     """Have a store verify its checkpoints, as at the beginning of a run."""
-    store.verify(Background(None, "verification"), is_needed=lambda: True, then=lambda: None)
+    store.verify(Background(None, "verification"), is_needed=lambda: True, then=store.ledger.set_aside)
 
 
 def describe_processes(processes: list[psutil.Process]) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from distrain.storage.commit import Commit
     from distrain.storage.file_transfer import Files
 
 PENDING = "PENDING_VALIDATION"
@@ -111,6 +112,25 @@ def _why_disowned(manifest: Mapping[str, Any]) -> str | None:
     if "lacks" in manifest:
         return f"it lacks the files of rank {manifest['lacks']}, which had not reported in time"
     return "several rollbacks in a row have come from it" if "suspect" in manifest else None
+
+
+def new_manifest(commit: Commit, *, validation: Mapping[str, Any] | None = None, **facts: Any) -> dict[str, Any]:
+    """Return the manifest of a new checkpoint.
+
+    facts: its name (None for a number), index, attempt, step, progress and time. validation: the arguments of its
+    validation, or None.
+    """
+    finite, nonfinite = without_nonfinite(commit.metrics)
+    return {
+        **facts,
+        "world_size": commit.world_size,
+        "ranks": list(commit.ranks),
+        "silent": list(commit.silent),
+        "metrics": finite,
+        "nonfinite": nonfinite,
+        "validation": None if validation is None else {**validation, "status": PENDING},
+        "files": {file.path: file_entry(file.size, file.crc32, file.rank) for file in commit.files},
+    }
 
 
 def file_entry(size: int, crc32: int, rank: int) -> dict[str, Any]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from distrain import CheckpointConfig
+from distrain.decisions.checkpoints.actions import Delete, Publish, Record, UpdateManifest
+from distrain.storage.records import CommittedCheckpoint, committed_at, new_manifest
+
 if TYPE_CHECKING:
     from distrain.coordinator.store.run_store import RunStore
     from distrain.storage.commit import Commit
-    from distrain.storage.records import CommittedCheckpoint
 
 
 @pytest.fixture(autouse=True)
@@ -20,11 +24,39 @@ def test_run_id() -> str:
 
 def commit_now(store: RunStore, commit: Commit, attempt: int = 0, **options: Any) -> CommittedCheckpoint:
     """Commit with a store that has no loop, which does it at once. Raises OSError if it fails."""
-    committed: list[CommittedCheckpoint] = []
+    ledger, committed = store.ledger, list[CommittedCheckpoint]()
+    folder, positions = options.pop("folder", None), options.pop("positions", {})
+    facts = {"name": None, "step": 0, "progress": None, **options}
+    manifest = new_manifest(commit, index=ledger.take_index(), attempt=attempt, time=time.time(), **facts)
 
-    def fail(why: str) -> None:
+    def fail(why: object) -> None:
         raise OSError(why)
 
-    store.on_failure = fail
-    store.commit(attempt, commit, then=committed.append, **options)
+    def done(path: Any) -> None:
+        committed.append(committed_at(path, manifest))
+
+    store.publish(Publish(commit.ordinal, folder, manifest, positions, done, fail))
+    ledger.add(*committed)
     return committed[0]
+
+
+def perform(store: RunStore) -> None:
+    """Have the store of a run without a loop do at once what follows from changes of its checkpoints."""
+
+    def do(action: Any) -> None:
+        match action:
+            case UpdateManifest(saved, fields):
+                store.update_manifest(saved, fields)
+            case Delete(chosen, kept):
+                store.delete(chosen, kept)
+            case Record(event, fields):
+                store.append_event(event, **fields)
+
+    store.ledger.emit = do
+
+
+def delete_oldest(store: RunStore) -> None:
+    """Delete the oldest checkpoint, as it is surplus."""
+    perform(store)
+    newest = store.ledger.all[1:]
+    store.ledger.delete_surplus(CheckpointConfig(num_to_keep=1), newest.__contains__)

@@ -30,7 +30,7 @@ from distrain.storage.run_lock import RemoteLock, is_in_use
 from distrain.storage.runs import details
 from distrain.system.remote_path import RemotePath
 from distrain.worker.job.job import unpickle_return_value
-from tests.unit.conftest import commit_now
+from tests.unit.conftest import commit_now, delete_oldest, perform
 
 Write = Callable[..., Path]
 
@@ -134,9 +134,10 @@ def test_the_metrics_of_a_validation_belong_to_the_report_that_asked_for_it(tmp_
             of_checkpoint = dice.choice([dict(expected), {"loss": 7.0, "other": 8.0}])  # that of another rank
             saved = commit_now(store, Commit(index, (), (0,), of_checkpoint), attempt, validation=validation)
             validated = {name: dice.choice(VALUES) for name in dice.sample(["loss", "a", "accuracy"], 2)}
-            store.add_validation(saved, "VALIDATED", validated)
+            perform(store)
+            store.ledger.validated(saved, "VALIDATED", validated)
             expected = {**expected, **validated}
-    result = make_result(Path("/run"), store.committed, CheckpointConfig(), last=lines[-1])
+    result = make_result(Path("/run"), store.ledger.all, CheckpointConfig(), last=lines[-1])
     best = [metrics for _, metrics in result.best_checkpoints]
     store.close()
     again = Result.from_path(tmp_path / "run")
@@ -214,7 +215,7 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_no_damage(
         found = details.list_names(folder, run)
         store.staging_directory(0, 1)
         commit_now(store, Commit(1, (), (0,), {"loss": 1}))
-        store.delete(store.committed[:1])
+        delete_oldest(store)
         return found
 
     monkeypatch.setattr(details, "list_names", as_the_run_goes_on)

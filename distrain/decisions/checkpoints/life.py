@@ -59,7 +59,7 @@ from distrain.storage import retention
 from distrain.storage.checkpoint import DICT_FILE
 from distrain.storage.commit import Commit, merged_positions, other_data
 from distrain.storage.files import advice_on
-from distrain.storage.records import PENDING, committed_at, file_entry, without_nonfinite
+from distrain.storage.records import committed_at, new_manifest
 from distrain.system.text import is_full_disk
 
 if TYPE_CHECKING:
@@ -519,24 +519,18 @@ class Checkpoints:
     def _manifest_of(self, commit: Commit, reports: Sequence[wire.Reported], name: str | None) -> dict[str, Any]:
         """Return the manifest of a new checkpoint. name: the wanted one of its directory; the default is a number."""
         first = reports[0]
-        finite, nonfinite = without_nonfinite(commit.metrics)
         asked = next((report.validation for report in reports if report.validation), None)
         of = [self._attempt, first.index]
-        return {
-            "name": name,
-            "index": self.ledger.take_index(),
-            "attempt": self._attempt,
-            "step": self.first_step + first.index,
-            "progress": first.progress,
-            "time": self.site.wall_time(),
-            "world_size": commit.world_size,
-            "ranks": list(commit.ranks),
-            "silent": list(commit.silent),
-            "metrics": finite,
-            "nonfinite": nonfinite,
-            "validation": asked and {**asked, "report": of, "status": PENDING},
-            "files": {file.path: file_entry(file.size, file.crc32, file.rank) for file in commit.files},
-        }
+        return new_manifest(
+            commit,
+            name=name,
+            index=self.ledger.take_index(),
+            attempt=self._attempt,
+            step=self.first_step + first.index,
+            progress=first.progress,
+            time=self.site.wall_time(),
+            validation=asked and {**asked, "report": of},
+        )
 
     def _on_committed(self, attempt: int, commit: Commit, saved: CommittedCheckpoint) -> None:
         """Tell the ranks, and only then delete checkpoints that are no longer kept."""

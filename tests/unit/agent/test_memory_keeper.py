@@ -268,9 +268,9 @@ def store(*hosts: Host) -> None:
 def checkpoints(run: Path) -> list[str]:
     assert not list(run.glob(".memory-*"))
     store = LocalStore(run)
-    found = [saved.path.name for saved in store.committed]
+    found = [saved.path.name for saved in store.ledger.all]
     verify_now(store)
-    assert [saved.path.name for saved in store.committed] == found
+    assert [saved.path.name for saved in store.ledger.all] == found
     store.close()
     return found
 
@@ -309,4 +309,4 @@ def test_the_next_run_waits_for_agents_that_still_store(
 def checkpoints_while_stored(run: Path) -> list[str]:
     store = LocalStore(run)
     store.close()
-    return [saved.path.name for saved in store.committed]
+    return [saved.path.name for saved in store.ledger.all]

@@ -177,7 +177,7 @@ def test_only_a_rank_that_waits_for_an_upload_is_excused_by_it(
     run.stand("asks" if asks else "stuck", 0)
     idle = SimpleNamespace(is_busy=False, is_paused=False)
     engine: Any = SimpleNamespace(
-        _copies=idle, _memory=idle, _clock=idle, report_handler=SimpleNamespace(is_busy=is_busy),
+        _copies=idle, _clock=idle, checkpoints=SimpleNamespace(is_storing_for_ranks=is_busy),
         hang_monitor=run.monitor, _is_training=True,
     )  # fmt: skip
     assert (Coordinator._hang_deadline(engine) is not None) == is_due

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from distrain import CheckpointConfig, wire
-from distrain.coordinator.memory_rounds import MemoryRounds
 from distrain.coordinator.store.local_store import LocalStore
+from distrain.decisions.checkpoints.actions import Adopt, MakeDirectory, Publish, StorageFails, Store
+from distrain.decisions.checkpoints.rounds import Rounds, copy_hosts
+from distrain.decisions.checkpoints.site import Site
+from distrain.decisions.events import SendMessage, ShowLine
+from distrain.decisions.hearing import handlers_of
 from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.storage.commit import Commit, CommittedFile, MemoryRound
 from distrain.storage.file_transfer import hash_files
+from distrain.storage.records import CommittedCheckpoint, committed_at, new_manifest
 from distrain.storage.retention import best_first
+from distrain.system.log import warn
+from tests.unit.conftest import perform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from distrain.storage.records import CommittedCheckpoint
+
+def fail(why: object) -> None:
+    raise OSError(why)
 
 
 class Run:
@@ -29,24 +39,44 @@ class Run:
         self.folder, self.hosts = folder, hosts
         self.sent: list[tuple[str, Any]] = []
         self.orders: list[tuple[str, wire.Upload]] = []
+        self.publications: list[Publish] | None = None
+        """Those that take place later, if a test wants that."""
         self.chosen: list[CommittedCheckpoint | None] = []
+        self.failures: list[str] = []
         self.store = LocalStore(folder / "run")
+        self.ledger = self.store.ledger
         plans = (
             RankPlan(rank=n, host=host, local_rank=0, local_world_size=1, node_rank=n) for n, host in enumerate(hosts)
         )
         plan = WorldPlan(ranks=tuple(plans))
-        self.memory = MemoryRounds(
-            self.store,
-            CheckpointConfig(**{"storage_every_s": 1000.0, **config}),
-            send=lambda host, message: self.sent.append((host, message)),
-            upload=lambda host, order: self.orders.append((host, order)),
-            plan=lambda: plan,
-            racks={},
-            storage_of=lambda host: str(self.store.location),
-            is_training=lambda: True,
-            on_change=lambda: None,
-        )
-        self.memory.begin(0, hosts, self.chosen.append)
+        config = {"storage_every_s": 1000.0, **config}
+        site = Site(CheckpointConfig(**config), self.store.location, is_remote=False, find_plan=lambda: plan)
+        self.memory = Rounds(self.ledger, site, self.do, lambda: None)
+        perform(self.store)
+        self.begin(0)
+
+    def do(self, action: Any) -> None:
+        """Carry an action out, at once."""
+        match action:
+            case SendMessage(host, message):
+                self.sent.append((host, message))
+            case Store(host, order):
+                self.orders.append((host, order))
+            case MakeDirectory(attempt, ordinal, name, then):
+                self.store.prepare(attempt, ordinal, name=name, then=then)
+            case Publish() if self.publications is not None:
+                self.publications.append(action)
+            case Publish():
+                self.store.publish(action)
+            case Adopt(then):
+                self.store.adopt(then)
+            case StorageFails(why):
+                self.failures.append(why)
+            case ShowLine(text):
+                warn(text)
+
+    def begin(self, attempt: int, *hosts: str) -> None:
+        self.memory.begin(attempt, hosts or self.hosts, lambda: self.chosen.append(self.ledger.latest))
 
     def commit(
         self, number: int, name: str | None = None, metrics: dict[str, Any] | None = None, silent: tuple[int, ...] = ()
@@ -58,18 +88,21 @@ class Run:
             (part / f"file_{rank}").write_text(f"{number}")
             reports[rank] = wire.Reported(attempt=0, rank=rank, index=number, ordinal=number, folder=str(part))
             files += [CommittedFile(path, rank, size, crc) for path, size, crc in hash_files(part, [f"file_{rank}"])]
+        commit = Commit(number, tuple(files), tuple(reports), metrics or {}, world_size=len(self.hosts), silent=silent)
+        index = self.ledger.take_index()
+        manifest = new_manifest(commit, name=name, index=index, attempt=0, step=0, progress=None, time=0.0)
         saved: list[CommittedCheckpoint] = []
-        self.store.commit(
-            0,
-            Commit(number, tuple(files), tuple(reports), metrics or {}, world_size=len(self.hosts), silent=silent),
-            name=name,
-            step=0,
-            validation={},
-            to_memory=lambda new: self.memory.publish(reports, new, keeps_start=False),
-            then=lambda new: (self.sent.append(("rank", new)), saved.append(new)),  # type: ignore[arg-type]
-        )
+
+        def done(path: Any) -> None:
+            saved.append(replace(committed_at(path, manifest), manifest=manifest))
+            self.ledger.add(*saved)
+
+        self.memory.commit(reports, Publish(number, None, manifest, {}, done, fail), keeps_start=False)
         assert saved[0].is_in_memory
         return saved[0].path.name
+
+    def answer(self, host: str, answer: Any) -> None:
+        handlers_of(self.memory)[type(answer)](host, answer)
 
     def only(self, kind: type[Any]) -> list[tuple[str, Any]]:
         return [(host, message) for host, message in self.sent if isinstance(message, kind)]
@@ -81,7 +114,7 @@ class Run:
     def copied(self, name: str) -> None:
         for host in self.hosts:
             copies = self.folder / f"copies_{host}"
-            self.memory.handle(host, wire.RoundCopied(name=name, folder=str(copies)))
+            self.answer(host, wire.RoundCopied(name=name, folder=str(copies)))
 
     def upload_all(self, *, damaged: str = "") -> None:
         """Do what the uploaders do; one of them reads other bytes from a directory."""
@@ -92,13 +125,13 @@ class Run:
                 Path(order.directory, file).write_bytes((source / file).read_bytes())
             files = [(name, size, crc + is_damaged) for name, size, crc in hash_files(source, order.files)]
             answer = wire.FilesCopied(attempt=0, rank=order.rank, ordinal=order.ordinal, files=files, skipped=[])
-            assert self.memory.stored(answer)
+            self.memory.on_stored(answer)
 
     def gathered(self, failed: str | None = None, *, on: str = "") -> None:
         for host, order in self.only(wire.GatherRound)[-len(self.hosts) :]:
             why = failed if host == on else None
             name = MemoryRound.decoded(order.body).name
-            self.memory.handle(host, wire.RoundGathered(attempt=1, name=name, folder="/gathered", failed=why))
+            self.answer(host, wire.RoundGathered(attempt=1, name=name, folder="/gathered", failed=why))
 
 
 @pytest.fixture
@@ -106,6 +139,32 @@ def two(tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path, "a", "b")
     yield run
     run.store.close()
+
+
+def test_the_copies_of_a_host_are_on_the_next_one_of_another_rack_if_there_is_one() -> None:
+    assert copy_hosts(["a", "b", "c"], {}) == {"a": "b", "b": "c", "c": "a"}
+    assert copy_hosts(["a"], {}) == {"a": ""}
+    racks = {"a": "1", "b": "1", "c": "2", "d": "2"}
+    assert copy_hosts(list("abcd"), racks) == {"a": "c", "b": "d", "c": "a", "d": "b"}
+    assert copy_hosts(list("ab"), racks) == {"a": "b", "b": "a"}
+
+
+def test_the_newest_round_is_kept_and_the_last_one_that_is_on_two_hosts_or_the_one_before(tmp_path: Path) -> None:
+    one = Run(tmp_path / "one", "a")
+    names = [one.commit(number) for number in (1, 2, 3)]
+    assert one.kept == names[1:]
+    one.store.close()
+    two = Run(tmp_path / "two", "a", "b")
+    first = two.commit(1)
+    two.copied(first)
+    second = two.commit(2)
+    assert two.kept == [first, second]
+    third = two.commit(3)  # the second one is being copied
+    two.copied(second)
+    assert two.commit(4) in two.kept
+    assert first not in two.kept
+    assert third in two.kept
+    two.store.close()
 
 
 def test_rounds_of_one_name_are_told_apart(two: Run) -> None:
@@ -123,7 +182,7 @@ def test_a_restart_falls_back_to_the_round_before_and_then_to_storage(
     run.commit(2)
     run.copied("checkpoint_000001")
     run.commit(3)
-    run.memory.begin(1, run.hosts, run.chosen.append)
+    run.begin(1)
     run.gathered("no intact copy", on="b")
     assert MemoryRound.decoded(run.only(wire.GatherRound)[-1][1].body).name == "checkpoint_000001"
     assert not run.chosen
@@ -137,13 +196,13 @@ def test_a_restart_falls_back_to_the_round_before_and_then_to_storage(
 
 def test_a_lost_host_ends_the_waiting_for_it(two: Run) -> None:
     two.commit(1)
-    two.memory.begin(1, two.hosts, two.chosen.append)
-    two.memory.handle("a", wire.RoundGathered(attempt=1, name="checkpoint_000000", folder="/gathered"))
+    two.begin(1)
+    two.answer("a", wire.RoundGathered(attempt=1, name="checkpoint_000000", folder="/gathered"))
     two.memory.lost("b")
     assert not two.memory.is_busy
     assert not two.chosen  # the machine ends the attempt, and nothing is given up
-    two.memory.begin(2, ["a"], two.chosen.append)
-    two.memory.handle("a", wire.RoundGathered(attempt=2, name="checkpoint_000000", folder="/gathered"))
+    two.begin(2, "a")
+    two.answer("a", wire.RoundGathered(attempt=2, name="checkpoint_000000", folder="/gathered"))
     assert [saved.path.name for saved in two.chosen if saved] == ["checkpoint_000000"]
 
 
@@ -158,7 +217,7 @@ def test_a_part_that_is_damaged_or_lost_is_stored_from_its_copy(two: Run, *, los
         two.memory.lost("b")
     two.memory.store_newest()
     two.upload_all(damaged="" if lost else str(two.folder / "part_1_1"))
-    assert not two.store.committed[0].is_in_memory
+    assert not two.ledger.all[0].is_in_memory
 
 
 SCORES = [
@@ -192,35 +251,33 @@ def test_the_best_are_on_storage_as_if_all_had_been_stored(
     run.memory.close()
     metrics = [{"acc": acc} for acc in scores]
     wanted = {*best_first(metrics, config)[: number or 1], len(scores) - 1}
-    assert wanted <= {saved.index for saved in run.store.committed}
+    assert wanted <= {saved.index for saved in run.ledger.all}
     run.store.close()
 
 
 def fail_to_store(run: Run, why: str) -> None:
     _, order = run.orders.pop(0)
     answer = wire.FilesCopied(attempt=0, rank=order.rank, ordinal=order.ordinal, files=[], skipped=[], failed=why)
-    assert run.memory.stored(answer)
+    run.memory.on_stored(answer)
 
 
 def test_an_error_of_the_storage_costs_no_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(tmp_path, "a")
-    failures: list[str] = []
-    run.store.on_failure = failures.append
     names = [run.commit(1), run.commit(2)]
     run.memory.store_newest()
     fail_to_store(run, "[Errno 5] Input/output error: '/storage/checkpoint/file_0'")
-    assert [saved.path.name for saved in run.store.committed] == names
-    assert not failures
+    assert [saved.path.name for saved in run.ledger.all] == names
+    assert not run.failures
     assert "it stays in memory" in capsys.readouterr().err
     assert run.memory.deadline() is not None  # it is tried again
     run.memory.store_newest()
     fail_to_store(run, "[Errno 28] No space left on device: '/storage/checkpoint/file_0'")
     run.memory.store_last()
     for _ in range(3):  # at the end of the run, it is tried again at once
-        assert len(failures) == 1
+        assert len(run.failures) == 1
         fail_to_store(run, "[Errno 5] Input/output error: '/storage/checkpoint/file_0'")
-    assert [saved.path.name for saved in run.store.committed] == names
-    assert ["free some space" in text for text in failures] == [True, False]
+    assert [saved.path.name for saved in run.ledger.all] == names
+    assert ["free some space" in text for text in run.failures] == [True, False]
     run.store.close()
 
 
@@ -233,43 +290,33 @@ def on_disk(run: Run) -> list[str]:
     run.store.close()
     store = LocalStore(run.folder / "run")
     store.close()
-    return [saved.path.name for saved in store.committed]
-
-
-def later(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Have publications take place when the test calls what this returns."""
-    publications: list[Callable[[], None]] = []
-    publish = run.store.publish
-    monkeypatch.setattr(run.store, "publish", lambda new: publications.append(lambda: publish(new)))
-    return publications
+    return [saved.path.name for saved in store.ledger.all]
 
 
 @pytest.mark.parametrize("stage", ["uploading", "publishing"])
 @pytest.mark.parametrize("cause", ["disowned", "suspect"])
-def test_a_round_that_is_given_up_while_it_is_stored_is_never_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, cause: str
-) -> None:
+def test_a_round_that_is_given_up_while_it_is_stored_is_never_used(tmp_path: Path, stage: str, cause: str) -> None:
     run = Run(tmp_path, "a")
     first = run.commit(1)
     run.memory.store_newest()
     run.upload_all()
     second = run.commit(2, silent=(1,))
     if cause == "suspect":
-        assert run.store.roll_back({"loader": 2}) == ""
-    publications = later(run, monkeypatch)
+        assert run.ledger.roll_back({"loader": 2}) == ""
+    run.publications = []
     run.memory.store_newest()
     if stage == "publishing":
         run.upload_all()
         assert run.memory.is_settling  # no attempt starts before it is known what is on storage
     if cause == "disowned":
-        run.store.disown(1, after=0)
+        run.ledger.disown(1, after=0)
     else:
-        assert run.store.roll_back({"loader": 2}) == second
+        assert run.ledger.roll_back({"loader": 2}) == second
     run.memory.drop_others()
     assert run.memory.is_storing is (stage == "publishing")
     run.upload_all()
-    for publish in publications:
-        publish()
-    assert [saved.path.name for saved in run.store.committed] == [first]
+    for new in run.publications:
+        run.store.publish(new)
+    assert [saved.path.name for saved in run.ledger.all] == [first]
     assert not run.memory.is_storing
     assert on_disk(run) == [first]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 
 from distrain import wire
 from distrain.api.config import CheckpointConfig
-from distrain.decisions.checkpoint_assembly import (
+from distrain.decisions.checkpoints.assembly import (
     MOST_UNCOMMITTED,
     PATIENCE_S,
     Action,
@@ -59,8 +60,9 @@ def reported(
     **how: Any,
 ) -> list[Action]:
     ordinal, how = None if files is None else index, {"folder": in_place, "in_place": bool(in_place), **how}
-    report = wire.Reported(attempt=0, rank=rank, index=index, ordinal=ordinal, files=list(files or ()), **how)
-    return assembly.reported(report, metrics, now)
+    body, files = json.dumps(metrics).encode(), list(files or ())
+    report = wire.Reported(attempt=0, rank=rank, index=index, ordinal=ordinal, body=body, files=files, **how)
+    return assembly.reported(report, now)
 
 
 def bring(

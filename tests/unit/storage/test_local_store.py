@@ -22,7 +22,7 @@ from distrain.storage.commit import Commit, CommittedFile
 from distrain.storage.files import list_files
 from distrain.storage.records import CommittedCheckpoint, damage_of
 from tests.conftest import verify_now
-from tests.unit.conftest import commit_now
+from tests.unit.conftest import commit_now, delete_oldest, perform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,8 +82,8 @@ def test_a_reopened_run_knows_its_checkpoints_and_numbers_on(root: Path) -> None
     commit(first, loss=math.inf)
     first.close()
     second = LocalStore(root)
-    assert second.committed == [CommittedCheckpoint(root / "checkpoint_000000", {"loss": math.inf})]
-    assert second.latest == second.committed[0]
+    assert second.ledger.all == [CommittedCheckpoint(root / "checkpoint_000000", {"loss": math.inf})]
+    assert second.ledger.latest == second.ledger.all[0]
     assert commit(second).path.name == "checkpoint_000001"
     second.close()
 
@@ -91,11 +91,11 @@ def test_a_reopened_run_knows_its_checkpoints_and_numbers_on(root: Path) -> None
 def test_a_checkpoint_that_is_being_read_is_not_deleted(store: LocalStore) -> None:
     folders = [commit(store, ordinal, {0: {"model.pt": b"x"}}).path for ordinal in (1, 2)]
     with Checkpoint(folders[0]).as_directory() as folder:
-        store.delete(store.committed[:1])
+        delete_oldest(store)
         assert Path(folder, "model.pt").read_bytes() == b"x"
-        assert [saved.path for saved in store.committed] == folders
-    store.delete(store.committed[:1])
-    assert [saved.path for saved in store.committed] == folders[1:]
+        assert [saved.path for saved in store.ledger.all] == folders
+    delete_oldest(store)
+    assert [saved.path for saved in store.ledger.all] == folders[1:]
     assert not folders[0].exists()
 
 
@@ -105,7 +105,8 @@ def test_a_manifest_that_is_damaged_when_its_validation_ends_is_named(
 ) -> None:
     saved = commit(store, 1)
     (Path(saved.path) / ".manifest.json").write_text(text)  # type: ignore[arg-type]
-    store.add_validation(saved, "VALIDATED", {"accuracy": 1.0})
+    perform(store)
+    store.ledger.validated(saved, "VALIDATED", {"accuracy": 1.0})
     assert re.search(r"it is damaged \(.*\): '.*/checkpoint_000000/\.manifest\.json'", capsys.readouterr().err)
 
 
@@ -119,7 +120,7 @@ def test_a_checkpoint_that_is_deleted_as_a_reader_opens_it_is_not_read(
     def delete_when_opened(path: Any, flags: int, *rest: Any) -> int:
         fd = opened(path, flags, *rest)
         monkeypatch.setattr(os, "open", opened)
-        store.delete(store.committed[:1])
+        delete_oldest(store)
         return fd
 
     monkeypatch.setattr(os, "open", delete_when_opened)
@@ -169,7 +170,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_number_is_not_used_again(
     first.close()
     store = LocalStore(root)
     verify_now(store)
-    assert [(saved.path.name, saved.metrics) for saved in store.committed] == [("checkpoint_000000", {"step": 1})]
+    assert [(saved.path.name, saved.metrics) for saved in store.ledger.all] == [("checkpoint_000000", {"step": 1})]
     assert (root / "damaged-checkpoint_000001").is_dir()
     assert f"checkpoint_000001 is damaged: {said}" in capsys.readouterr().err
     assert commit(store, 1).path.name == "checkpoint_000002"
@@ -187,8 +188,8 @@ def test_a_copy_that_a_user_has_made_is_neither_offered_nor_deleted(root: Path) 
     for copy in ("keep-this-one", "checkpoint_000007"):
         shutil.copytree(folders[1], root / copy)
     store = reopened(first)
-    assert [saved.path for saved in store.committed] == folders
-    store.delete(store.committed[:1])
+    assert [saved.path for saved in store.ledger.all] == folders
+    delete_oldest(store)
     assert commit(store, 3).path.name == "checkpoint_000008"
     store.close()
     assert (root / "keep-this-one" / "model.pt").exists()
@@ -203,7 +204,7 @@ def test_what_users_may_change_is_no_damage(root: Path) -> None:
     (folder / "notes.txt").write_text("mine")
     assert damage_of(folder) is None
     store = LocalStore(root)
-    assert len(store.committed) == 1
+    assert len(store.ledger.all) == 1
     store.close()
 
 
@@ -262,7 +263,8 @@ def test_a_path_that_cannot_be_a_directory_is_a_storage_error(tmp_path: Path) ->
 
 def suspects(store: LocalStore, *asked: tuple[dict[str, Any], int]) -> list[str]:
     """Return the suspect checkpoint of each rollback, given by the rows to leave out, and the reports before it."""
-    return [store.roll_back(skip_to, reports=reports) for skip_to, reports in asked]
+    perform(store)
+    return [store.ledger.roll_back(skip_to, reports=reports) for skip_to, reports in asked]
 
 
 @pytest.mark.parametrize(
@@ -282,5 +284,5 @@ def test_a_checkpoint_is_suspect_when_the_run_does_not_get_past_it(
     for ordinal in (1, 2, 3):
         commit(store, ordinal)
     assert [name[-1:] for name in suspects(store, *asked)] == expected
-    kept, left_out = store.committed[-1], {name: of for skip_to, _ in asked for name, of in skip_to.items()}
+    kept, left_out = store.ledger.all[-1], {name: of for skip_to, _ in asked for name, of in skip_to.items()}
     assert kept.skip_to == left_out == json.loads((Path(str(kept.path)) / MANIFEST_FILE).read_text())["skip_to"]
