@@ -34,8 +34,7 @@ LAYERS = [
 
 PURE = {
     "distrain.api.observer", "distrain.errors", "distrain.wire", "distrain.hosts.host", "distrain.hosts.world",
-    "distrain.storage.commit",
-    "distrain.storage.retention",
+    "distrain.storage.commit", "distrain.storage.names", "distrain.storage.retention",
     "distrain.system.peer_errors", "distrain.system.stacks", "distrain.system.text",
 }  # fmt: skip
 """Modules of other packages that decisions may import: facts and texts, without I/O."""

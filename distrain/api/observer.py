@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from distrain.errors import RankFailure
     from distrain.hosts.troubles import Trouble
     from distrain.storage.checkpoint import Checkpoint
-    from distrain.storage.records import CommittedCheckpoint
+    from distrain.storage.commit import CommittedCheckpoint
 
 RankEnd: TypeAlias = Literal["ended", "failed", "stopped"]
 """How a rank has ended: well, by a failure, or because it was stopped."""

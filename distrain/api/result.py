@@ -14,7 +14,7 @@ from distrain.errors import ControllerError, StorageError, TrainingFailedError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.lines import parse_json, read_file
 from distrain.storage.paths import RunPaths, read_manifest
-from distrain.storage.records import CommittedCheckpoint, last_record, read_metrics
+from distrain.storage.records import last_record, read_metrics
 from distrain.storage.retention import Retention, StoredRetention, best_first, flatten, score
 from distrain.storage.runs.details import checkpoints_of
 from distrain.storage.runs.listing import KILLED, run_at
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     import pandas
     from fsspec import AbstractFileSystem
+
+    from distrain.storage.commit import CommittedCheckpoint
 
 
 @dataclass(frozen=True, kw_only=True)

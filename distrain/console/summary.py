@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from distrain.api.observer import Ended
     from distrain.decisions.run_status import RunStatus
-    from distrain.storage.records import CommittedCheckpoint
+    from distrain.storage.commit import CommittedCheckpoint
     from distrain.storage.retention import Retention
 
 _MOST_METRICS = 12

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.coordinator.host_files import full_cache_hint
+from distrain.decisions.events import HostLost
+from distrain.decisions.hearing import hears
 from distrain.errors import CheckpointError
 from distrain.storage.checkpoint import MANIFEST_FILE, locked_for_reading
 from distrain.storage.file_transfer import folders_below
@@ -109,6 +111,11 @@ class CheckpointCopies:
             if copy is not latest and copy.is_ready:
                 self._copies[host].remove(copy)
                 self._hosts.drop_checkpoint(host, copy.folder)
+
+    @hears(HostLost)
+    def on_lost(self, _: str, lost: HostLost) -> None:
+        """Forget a host that was lost."""
+        self.lost(lost.host)
 
     def lost(self, host: str) -> None:
         """Forget a host that was lost. Its mover no longer answers."""

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from distrain import wire
 from distrain.api.observer import Committed
 from distrain.decisions.checkpoints.actions import (
     Adopt,
@@ -35,7 +36,6 @@ from distrain.decisions.events import SendMessage, ShowLine
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from distrain import wire
     from distrain.api.observer import Fact
     from distrain.coordinator.checkpoint_copies import CheckpointCopies
     from distrain.coordinator.store.run_store import RunStore
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from distrain.decisions.checkpoints.actions import Action, Event
     from distrain.decisions.checkpoints.life import Checkpoints
     from distrain.decisions.events import RollBack
+    from distrain.decisions.hearing import Handler
     from distrain.storage.checkpoint import Checkpoint
     from distrain.system.background import Background
     from distrain.system.loop import PausableClock
@@ -52,11 +53,11 @@ if TYPE_CHECKING:
 class CheckpointDesk:
     """The desk of one run.
 
-    thread: reads checkpoints. send: sends a message to a host. upload: has files that are on a host stored. show: shows
-    a line. tell: tells observers a fact. find_other: called in ``thread`` if all checkpoints of the run are damaged;
-    returns where to start. on_start: gets the checkpoint at which a restart would begin. on_settled: hears which
-    checkpoint a report has got, or None. on_roll_back: gets what was asked, and the name of a checkpoint that was given
-    up. is_over: tells whether the run ends.
+    thread: reads checkpoints. flush: has the reports written that have arrived. send: sends a message to a host.
+    upload: has files that are on a host stored. show: shows a line. tell: tells observers a fact. find_other: called in
+    ``thread`` if all checkpoints of the run are damaged; returns where to start. on_start: gets the checkpoint at which
+    a restart would begin. on_settled: hears which checkpoint a report has got, or None. on_roll_back: gets what was
+    asked, and the name of a checkpoint that was given up. is_over: tells whether the run ends.
     """
 
     checkpoints: Checkpoints
@@ -65,6 +66,7 @@ class CheckpointDesk:
     validations: Validations
     thread: Background
     clock: PausableClock
+    flush: Callable[[], None]
     send: Callable[[str, wire.Message], None]
     upload: Callable[[str, wire.Upload], None]
     show: Callable[[ShowLine], None]
@@ -77,8 +79,16 @@ class CheckpointDesk:
 
     def handle(self, event: Event, host: str = "") -> None:
         """Do what follows from an event. ``host``: the one that a message is from."""
-        for action in self.checkpoints.handle(event, self.clock.now(), host):
+        actions = self.checkpoints.handle(event, self.clock.now(), host)
+        if actions:
+            self.flush()  # what ranks are told may let report() return: it is written by then
+        for action in actions:
             self._do(action)
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """What hears each kind of message or event but reports, which come from :class:`ReportHandler`."""
+        return dict.fromkeys(self.checkpoints.kinds - {wire.Reported}, lambda host, event: self.handle(event, host))
 
     def _answers(self, then: Callable[..., None]) -> Callable[..., None]:
         """Return what is called with the answer to an action."""

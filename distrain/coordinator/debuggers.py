@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.coordinator.requests import rank_in
+from distrain.decisions.events import AttemptStarts
+from distrain.decisions.hearing import hears
 from distrain.decisions.states import RunState
 from distrain.errors import WireError
 from distrain.storage.runs.listing import NoSuchRun
@@ -70,7 +72,18 @@ class Debuggers:
 
     # -- ranks ----------------------------------------------------------------------------------------------------
 
-    def handle(self, message: wire.DebuggerSays) -> None:
+    @hears(AttemptStarts)
+    def on_attempt(self, _: str, starts: AttemptStarts) -> None:
+        """Disconnect all people: they have debugged workers of the last attempt."""
+        self.close("the workers were restarted")
+
+    @hears(wire.Exited)
+    def on_exited(self, _: str, message: wire.Exited) -> None:
+        """Disconnect the person who debugs a rank that has ended."""
+        self.rank_ended(message.rank)
+
+    @hears(wire.DebuggerSays)
+    def handle(self, _: str, message: wire.DebuggerSays) -> None:
         """Pass on what the debugger of a rank says. If the rank to debug waits and nobody is there, ask for somebody.
 
         Any other rank continues if nobody is there.
@@ -96,7 +109,7 @@ class Debuggers:
     def rank_ended(self, rank: int, why: str = "") -> None:
         """Disconnect the person who debugs a rank that has ended."""
         if rank in self._debuggers:
-            self.handle(wire.DebuggerSays(attempt=0, rank=rank, closed=why or f"rank {rank} has ended"))
+            self.handle("", wire.DebuggerSays(attempt=0, rank=rank, closed=why or f"rank {rank} has ended"))
 
     def _tell(self, rank: int, body: bytes = b"", opens: str = "") -> None:
         """Tell a rank what a person has sent; nothing if they are gone."""

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distrain import wire
 from distrain.api.observer import HangBegan, HangEnded
-from distrain.decisions.events import HangDetected
+from distrain.decisions.events import AttemptEnded, AttemptStarts, HangDetected
 from distrain.decisions.health.collectives import Comparison, compare
 from distrain.decisions.health.standstills import Hang, Standstills
+from distrain.decisions.hearing import hears
 from distrain.system.log import say, warn
 from distrain.system.stacks import location, places_of, summarize_stacks, suspects
 from distrain.system.text import duration, name_ranks
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from distrain.api.config import FailureConfig
     from distrain.api.observer import Fact
-    from distrain.coordinator.evidence import Evidence
+    from distrain.coordinator.store.evidence import Evidence
     from distrain.system.loop import Loop
 
 STACKS_TIMEOUT_S = 3.0
@@ -46,6 +47,7 @@ class HangMonitor:
 
     ask_for_stacks: makes every host take stacks, and returns the names of the hosts; if its argument is true, the hosts
     also watch which ranks make progress. ask_ranks: sends ranks a question.
+    is_training: tells whether ranks are at work.
     on_hang: called when there was no progress for ``FailureConfig.hang_timeout_s``, or when there can be none.
     tell: tells observers a fact.
     """
@@ -55,6 +57,7 @@ class HangMonitor:
     config: FailureConfig
     ask_for_stacks: Callable[[bool], list[str]]
     ask_ranks: Callable[[type[wire.ToWorker], Collection[int]], None]
+    is_training: Callable[[], bool]
     on_hang: Callable[[HangDetected], None]
     tell: Callable[[Fact], None]
 
@@ -89,12 +92,41 @@ class HangMonitor:
         self._hung_since: float | None = None
         """Since when there is no progress (seconds since 1970), once that was reported."""
 
+    @hears(AttemptStarts)
+    def on_attempt(self, _: str, starts: AttemptStarts) -> None:
+        """Begin with the ranks of an attempt."""
+        self.begin(len(starts.plan.ranks))
+
+    @hears(AttemptEnded)
+    def on_attempt_end(self, _: str, ended: AttemptEnded) -> None:
+        """End the hang of the attempt, if there is one."""
+        self.end_hang()
+
     def end_hang(self) -> None:
         """Record the hang that has ended, if there was one."""
         hang, self._hang = self._hang, None
         if self._hung_since is not None:
             self.tell(HangEnded(self._hung_since, "" if hang is None else hang.headline()))
             self._hung_since = None
+
+    @hears(
+        wire.Reported,
+        wire.FilesCopied,
+        wire.PartWritten,
+        wire.CollectiveEntered,
+        wire.AskCheckpointList,
+        wire.FetchCheckpoint,
+        wire.Output,
+    )
+    def on_sign_of_life(self, _: str, message: wire.Message) -> None:
+        """Note that a rank does something."""
+        self.progress()
+
+    @hears(wire.Running)
+    def on_running(self, _: str, message: wire.Running) -> None:
+        """Watch a rank that enters train_func."""
+        self.progress()
+        self.standstills.ranks.add(message.rank)
 
     def progress(self) -> None:
         """Note that a rank has reported or printed something. Called for every report, so it has to be cheap."""
@@ -110,6 +142,16 @@ class HangMonitor:
 
     # -- hangs, by evidence ---------------------------------------------------------------------------------------
 
+    @hears(wire.Outcome)
+    def on_outcome(self, _: str, outcome: wire.Outcome) -> None:
+        """Note that a rank has left train_func."""
+        self.rank_ended(outcome.rank, ok=outcome.ok)
+
+    @hears(wire.Exited)
+    def on_exited(self, _: str, message: wire.Exited) -> None:
+        """Note that the process of a rank has ended."""
+        self.rank_ended(message.rank, ok=False)
+
     def rank_ended(self, rank: int, *, ok: bool) -> None:
         """Note that a rank has left train_func."""
         self.standstills.ended(rank, time.monotonic(), ok=ok)
@@ -117,8 +159,11 @@ class HangMonitor:
         if ok:
             self._note_move()
 
-    def heard(self, message: wire.Standstill) -> None:
+    @hears(wire.Standstill)
+    def heard(self, _: str, message: wire.Standstill) -> None:
         """Note that a rank stands still, or moves again."""
+        if not self.is_training():
+            return
         was_asking = self.standstills.is_asking
         self.standstills.heard(message, time.monotonic())
         if was_asking and not self.standstills.is_asking:
@@ -136,9 +181,11 @@ class HangMonitor:
                 say(f"the ranks move again, after {duration(time.monotonic() - self._hang.since)}")
             self.end_hang()
 
-    def add_record(self, rank: int, body: bytes) -> None:
+    @hears(wire.Dump)
+    def add_record(self, _: str, dump: wire.Dump) -> None:
         """Take the flight recorder of a rank that stands still, or has failed."""
-        self._records[rank] = json.loads(body)
+        if dump.what in ("flight_recorder", "last_collectives"):
+            self._records[dump.rank] = json.loads(dump.body)
 
     def collectives(self) -> Comparison:
         """Return what is known about collectives that ranks lack, or that do not match."""
@@ -278,13 +325,15 @@ class HangMonitor:
         self._awaited_hosts = set(self.ask_for_stacks(watches))
         self.loop.call_in("stacks", STACKS_TIMEOUT_S if self._awaited_hosts else 0.0, self._complete)
 
-    def add_stacks(self, rank: int, body: bytes) -> None:
+    @hears(wire.StackDump)
+    def add_stacks(self, _: str, dump: wire.StackDump) -> None:
         """Take the stacks of a rank, whether asked for or taken before it was killed."""
-        self._stacks[rank] = body.decode(errors="replace")
-        self._silent.discard(rank)
+        self._stacks[dump.rank] = dump.body.decode(errors="replace")
+        self._silent.discard(dump.rank)
         if not self._callbacks:
-            self.evidence.keep("stacks", rank, body)
+            self.evidence.keep("stacks", dump.rank, dump.body)
 
+    @hears(wire.StacksDone)
     def host_done(self, host: str, done: wire.StacksDone) -> None:
         """Note that a host has sent all stacks it could take. Older stacks of silent ranks are kept."""
         self._silent |= set(done.silent) - self._stacks.keys()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.coordinator.coordinator import Coordinator
+from distrain.coordinator.engine import Engine
 from distrain.coordinator.fitness.deep_check import DeepCheck, Place
 from distrain.decisions import events
 from distrain.decisions.fitness.verdicts import Fitness, Measurements
@@ -40,7 +41,7 @@ class HostFacts:
     fitness: Fitness = field(default_factory=Fitness)
 
 
-class HostCheck(Coordinator):
+class HostCheck(Engine):
     """A run on all hosts that ends before its ranks start. A problem does not end it, but becomes a finding.
 
     Its request has one worker for each host, without needs: :func:`lacking` tells what the user's workers lack.
@@ -56,8 +57,8 @@ class HostCheck(Coordinator):
         self._deep = None
         if self.request.scaling.checks == "deep":
             path, send = self.request.storage_path, self.ranks.send
-            self._deep = DeepCheck(self._loop, path, Measurements(), send, self._report)
-        self.run()
+            self._deep = DeepCheck(self.loop, path, Measurements(), send, self._report)
+        _Looking(self).run()
         if self.machine.stop_reason is not None:
             raise KeyboardInterrupt
         if self.machine.storage_failed:
@@ -74,17 +75,17 @@ class HostCheck(Coordinator):
 
     # -- instead of what a run does -------------------------------------------------------------------------------
 
-    def _is_finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Ask the hosts once they are set up. Return True when all have answered."""
         plan = self.machine.plan
         if plan is None or self.machine.stop_reason is not None or self.machine.storage_failed:
-            return self.machine.stop_reason is not None or super()._is_finished()
+            return self.machine.stop_reason is not None or self.machine.state.is_terminal
         hosts = [host for host in plan.hosts if host not in self._lost]
-        if self._host_files.is_busy(hosts):
+        if self.host_files.is_busy(hosts):
             return False
         if infos := [info for host in hosts if (info := self._facts[host].info) is not None]:
-            self._launch_checks.begin(make_plan(infos, self.request.scaling, num_workers=len(infos)))
-        return not self._launch_checks.is_under_way and self._is_measured()
+            self.launch_checks.begin(make_plan(infos, self.request.scaling, num_workers=len(infos)))
+        return not self.launch_checks.is_under_way and self._is_measured()
 
     def _is_measured(self) -> bool:
         """Have the hosts measured, if that is asked for. Return True at the end."""
@@ -99,7 +100,7 @@ class HostCheck(Coordinator):
         )
         return self._deep.is_done
 
-    def _do(self, actions: list[events.Action]) -> None:
+    def do(self, actions: list[events.Action]) -> None:
         """Start no rank, and show no line about the plan."""
         is_planned = self.machine.plan is not None
         for action in actions:
@@ -107,13 +108,13 @@ class HostCheck(Coordinator):
                 case events.SendMessage(_, wire.Start()) | events.WorkersStart():
                     pass
                 case events.SendMessage(host, wire.Prepare() as message) if self._deep is not None:
-                    super()._do([events.SendMessage(host, replace(message, preload=[]))])  # it leaves the CPUs idle
+                    super().do([events.SendMessage(host, replace(message, preload=[]))])  # it leaves the CPUs idle
                 case events.ShowLine() if is_planned:
                     pass
                 case _:
-                    super()._do([action])
+                    super().do([action])
 
-    def _happened(self, event: events.Event) -> None:
+    def happened(self, event: events.Event) -> None:
         match event:
             case events.MessageReceived(host, wire.HostFailed(text=why)):
                 self._lose(host, why)
@@ -121,24 +122,24 @@ class HostCheck(Coordinator):
                 self._lose(host, why)
             case events.HostLost(host, why):
                 self._lost[host] = why
-                super()._happened(event)
+                super().happened(event)
             case events.MessageReceived(host, wire.Notice(text=text)):
                 self._report(Finding(host, text, is_fatal=False))
             case _:
-                super()._happened(event)
+                super().happened(event)
 
     def _lose(self, host: str, why: str) -> None:
         """Continue without a host."""
         self._lost.setdefault(host, why)
-        self._host_files.lost(host)
-        self._launch_checks.lost(host)
+        self.host_files.lost(host)
+        self.launch_checks.lost(host)
         if self._deep is not None:
             self._deep.lost(host)
 
     def _report(self, finding: Finding) -> None:
         self._findings[finding] = None
 
-    def _on_message(self, host: str, message: wire.Message) -> None:
+    def hear(self, host: str, message: wire.Message) -> None:
         facts = self._facts[host]
         match message:
             case wire.Hello():
@@ -152,7 +153,7 @@ class HostCheck(Coordinator):
             case wire.HostSetUp():
                 facts.sees_storage = True
             case wire.RendezvousPorts():
-                self._happened(events.MessageReceived(host, message))
+                self.happened(events.MessageReceived(host, message))
                 return
             case wire.StorageStatus(failed=str(why)):
                 self._report(Finding(host, f"it cannot use the storage: {why}"))
@@ -163,10 +164,10 @@ class HostCheck(Coordinator):
                 return
             case wire.HostProbed() if facts.probed is None:
                 self._note(host, facts, message)
-        super()._on_message(host, message)
+        super().hear(host, message)
 
     def _note(self, host: str, facts: HostFacts, answer: wire.HostProbed) -> None:
-        now, asked_at = time.time(), self._launch_checks.asked_at
+        now, asked_at = time.time(), self.launch_checks.asked_at
         facts.probed = answer
         facts.ahead_s = ((answer.received - asked_at) + (answer.sent - now)) / 2
         uncertain_s = max(0.0, (now - asked_at) - (answer.sent - answer.received)) / 2
@@ -177,6 +178,15 @@ class HostCheck(Coordinator):
             *clock_findings(host, facts.ahead_s, uncertain_s),
         ):
             self._report(finding)
+
+
+class _Looking(Coordinator):
+    """The loop of a check."""
+
+    engine: HostCheck
+
+    def is_finished(self) -> bool:
+        return self.engine.is_finished()
 
 
 def lacking(facts: Mapping[str, HostFacts], scaling: ScalingConfig, shares: Mapping[str, int]) -> list[Finding]:

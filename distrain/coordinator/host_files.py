@@ -17,6 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
+from distrain.decisions import events
+from distrain.decisions.hearing import hears
 from distrain.errors import LaunchError
 from distrain.system.log import say, warn, warn_once
 from distrain.system.text import count, is_full_disk, name_hosts, size
@@ -178,6 +180,7 @@ class HostFiles:
         """Return whether workers of these hosts have to wait for files."""
         return bool(self._waiting) or any(host in self._hosts and not self._hosts[host].is_set_up for host in hosts)
 
+    @hears(wire.HostSetUp)
     def on_set_up(self, host: str, answer: wire.HostSetUp) -> None:
         """Handle the answer of a host."""
         state = self._hosts[host]
@@ -298,8 +301,18 @@ class HostFiles:
         else:
             self.receive(host, answer)
 
-    def lost(self, host: str) -> None:
+    @hears(events.WorkersStart)
+    def on_workers_start(self, _: str, starts: events.WorkersStart) -> None:
+        """Say which hosts do not see the storage."""
+        self.announce(starts.plan.hosts)
+
+    @hears(events.HostLost)
+    def on_lost(self, _: str, lost: events.HostLost) -> None:
         """Forget a host that was lost, and end its transfers."""
+        self.lost(lost.host)
+
+    def lost(self, host: str) -> None:
+        """Forget a host, and end its transfers."""
         self.loop.cancel(f"set up {host}")
         self._lost.add(host)
         state = self._hosts.pop(host, None)

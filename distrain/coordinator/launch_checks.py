@@ -11,7 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
+from distrain.decisions import events
 from distrain.decisions.events import SendMessage
+from distrain.decisions.hearing import hears
 from distrain.decisions.host_checks import ANSWER_TIMEOUT_S, Finding, HostChecks, must_connect
 from distrain.hosts.inspection import package_versions
 
@@ -50,6 +52,16 @@ class LaunchChecks:
         """When the hosts were asked, in seconds since the epoch."""
         self._preparing: WorldPlan | None = None
         """The plan to check, while a thread looks up the versions of this machine."""
+
+    @hears(events.WorkersStart)
+    def on_workers_start(self, _: str, starts: events.WorkersStart) -> None:
+        """Check the hosts whose workers are starting."""
+        self.begin(starts.plan)
+
+    @hears(events.HostLost)
+    def on_lost(self, _: str, lost: events.HostLost) -> None:
+        """Stop waiting for a lost host."""
+        self.lost(lost.host)
 
     def begin(self, plan: WorldPlan) -> None:
         """Check the hosts of a plan whose workers are starting. This machine alone needs no checks."""
@@ -109,6 +121,7 @@ class LaunchChecks:
         """True while answers are missing."""
         return not self._checks.is_done or self._preparing is not None
 
+    @hears(wire.HostProbed)
     def handle(self, host: str, answer: wire.HostProbed) -> None:
         """Take the answer of a host."""
         self._carry_out(self._checks.handle(host, answer))

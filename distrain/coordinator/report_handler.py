@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distrain import wire
 from distrain.api.observer import RankTrains, Reported, ReportsJoined, TroubleBegan, TroubleEnded
 from distrain.decisions.barriers import BarrierTracker
+from distrain.decisions.events import AttemptEnded, AttemptStarts
 from distrain.decisions.hearing import hears
 from distrain.decisions.report_rows import RowAssembly
 from distrain.hosts.troubles import Trouble
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from distrain.coordinator.observers import Observers
     from distrain.coordinator.store.run_store import RunStore
+    from distrain.decisions.checkpoints.life import Checkpoints
     from distrain.storage.checkpoint import Checkpoint
 
 _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
@@ -41,26 +43,30 @@ _MOST_TROUBLES_SHOWN = 5
 class ReportHandler:
     """The reports of one attempt after the other.
 
-    send: sends a message to a rank. pass_on: gets each report once its metrics are noted, for its checkpoint. has_part:
-    tells whether a report of a number has a checkpoint.
+    checkpoints: read it. send: sends a message to a rank. pass_on: gets each report once its metrics are noted, for its
+    checkpoint.
     clock: the time for which ranks wait for each other.
     """
 
     store: RunStore
     observers: Observers
+    checkpoints: Checkpoints
     send: Callable[[wire.ToWorker], None]
-    pass_on: Callable[[wire.Reported], None] = lambda report: None
-    has_part: Callable[[int], bool] = lambda index: False
+    pass_on: Callable[[wire.Reported], None]
     clock: PausableClock = field(default_factory=PausableClock)
 
     def __post_init__(self) -> None:
         self.last: dict[str, Any] | None = None
         """Rank 0's latest report: its line with all metrics."""
-        self.begin(-1, 0)
+        self._begin(-1, 0)
 
-    def begin(self, attempt: int, world_size: int, first_step: int = 0) -> None:
-        """Begin a new attempt. first_step: the reports of a rank before it."""
-        self._attempt, self._first_step = attempt, first_step
+    @hears(AttemptStarts)
+    def on_attempt(self, _: str, starts: AttemptStarts) -> None:
+        """Begin an attempt."""
+        self._begin(starts.attempt, len(starts.plan.ranks))
+
+    def _begin(self, attempt: int, world_size: int) -> None:
+        self._attempt = attempt
         self._barriers = BarrierTracker(attempt, world_size)
         self._rows = RowAssembly(world_size) if self.observers.hears(ReportsJoined) else None
         self.report_counts: dict[int, int] = {}
@@ -116,11 +122,11 @@ class ReportHandler:
             self.store.append_metrics(line, metrics)
             if rank == 0:
                 self.last = {**line, "metrics": metrics}
-            number = self._first_step + index
+            number = self.checkpoints.first_step + index
             self.observers.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
         self.pass_on(message)
         if self._rows:
-            has_checkpoint = self.has_part(index)
+            has_checkpoint = self.checkpoints.has_part(index)
             self._tell(self._rows.reported(rank, index, metrics, self.clock.now(), has_checkpoint=has_checkpoint))
 
     @hears(wire.Outcome)
@@ -135,10 +141,16 @@ class ReportHandler:
         """Note that the checkpoint of a report is there, or (None) never will be."""
         if self._rows:
             self._tell(self._rows.settled(ordinal, checkpoint))
+            self._end_rows()
 
-    def end_rows(self) -> None:
+    @hears(AttemptEnded)
+    def on_attempt_end(self, _: str, ended: AttemptEnded) -> None:
+        """Expect no more reports."""
+        self._end_rows()
+
+    def _end_rows(self) -> None:
         """Complete the rows of an attempt that is over, once its checkpoints are committed."""
-        if self._rows:
+        if self._rows and self.checkpoints.is_over and not self.checkpoints.is_committing:
             self._tell(self._rows.end())
 
     def _tell(self, rows: Sequence[ReportsJoined]) -> None:

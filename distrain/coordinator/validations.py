@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
-    from distrain.storage.records import CommittedCheckpoint
+    from distrain.storage.commit import CommittedCheckpoint
     from distrain.system.loop import Loop
 
 WAITING = "waiting for the validation of the last checkpoints"

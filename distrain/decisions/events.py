@@ -119,14 +119,20 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class MessageReceived:
-    """A message arrived from an agent, or from a worker through its agent.
-
-    reports: number of reports that the worker had made.
-    reason: why the worker's native code aborted, if its output contains a reason.
-    """
+    """A message arrived from an agent, or from a worker through its agent."""
 
     host: str
     message: wire.Message
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnds:
+    """A rank is about to end: what is known about it beside its last message.
+
+    reports: number of reports that it had made. reason: why its native code aborted, if its output contains a reason.
+    """
+
+    rank: int
     reports: int = 0
     reason: str = ""
 
@@ -257,6 +263,7 @@ class Tick:
 
 Event = (
     MessageReceived
+    | RankEnds
     | HostLost
     | StopRequested
     | StorageFailed
@@ -316,6 +323,11 @@ class WorkersStart:
 
 
 @dataclass(frozen=True, slots=True)
+class AllTrain:
+    """Every rank of the attempt has begun train_func."""
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptEnded:
     """Close an attempt: none of its processes is left.
 
@@ -350,4 +362,4 @@ class RollBack:
         return f"rank {self.rank}{on_host(self.host)} asked to roll back {when}{why}"
 
 
-Action = SendMessage | ConnectHost | ShowLine | AttemptStarts | WorkersStart | AttemptEnded | RollBack
+Action = SendMessage | ConnectHost | ShowLine | AttemptStarts | WorkersStart | AllTrain | AttemptEnded | RollBack

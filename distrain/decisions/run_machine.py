@@ -17,6 +17,7 @@ from distrain import wire
 from distrain.decisions.blame import RunSummary, culprit_first, finished_early
 from distrain.decisions.events import (
     Action,
+    AllTrain,
     AttemptEnded,
     AttemptStarts,
     CheckpointAvailable,
@@ -28,6 +29,7 @@ from distrain.decisions.events import (
     HostSlow,
     MessageReceived,
     Outstanding,
+    RankEnds,
     RollBack,
     RolledBack,
     RunRequest,
@@ -54,6 +56,19 @@ if TYPE_CHECKING:
     from distrain.errors import RankFailure
     from distrain.hosts.world import WorldPlan
 
+HEARS = (
+    wire.Hello,
+    wire.RendezvousPorts,
+    wire.HostFailed,
+    wire.Notice,
+    wire.StacksDone,
+    wire.HostIdle,
+    wire.StopVote,
+    wire.Running,
+    wire.Outcome,
+    wire.Exited,
+)
+"""The messages that the machine handles."""
 LOST_HOST_GRACE_S = 10.0
 """Seconds to wait for lost hosts before restarting without them. Equals ssh's connect timeout."""
 STOP_TIMEOUT_S = 10.0
@@ -232,11 +247,11 @@ class RunStateMachine:
         if self.state.is_terminal and not (self.state is RunState.FINISHED and isinstance(event, StorageFailed)):
             return []
         match event:
-            case MessageReceived(host, message, reports, reason):
-                if isinstance(message, (wire.Outcome, wire.Exited)) and message.attempt == self.attempt:
-                    self._ranks[message.rank].reports = reports
-                    self._ranks[message.rank].reason = reason
+            case MessageReceived(host, message):
                 return self._on_message(host, message, now)
+            case RankEnds(rank, reports, reason):
+                self._ranks[rank].reports, self._ranks[rank].reason = reports, reason
+                return []
             case HangDetected():
                 return self._on_hang(event, now)
             case HostLost():
@@ -532,6 +547,7 @@ class RunStateMachine:
                 self._move_rank(rank, RankState.RUNNING)
                 if self.state is RunState.STARTING and self._ranks.all_started:
                     self._move(RunState.RUNNING)
+                    return [AllTrain()]
             case wire.Outcome():
                 if not (was_told and (message.ok or message.exits)):  # else it ends because it was told to
                     self._ranks.set_outcome(rank, message)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distrain.errors import CheckpointError
 from distrain.storage.lock_probe import lock, lock_path, locked_directory
+from distrain.storage.names import DICT_FILE
 from distrain.storage.separated import Separated, load
 from distrain.system.pickling import Pickler
 from distrain.system.remote_path import RemotePath, locate, own_temporary_directory
@@ -34,8 +35,7 @@ MANIFEST_FILE = ".manifest.json"
 PENDING_FILE = ".pending.json"
 """In a remote checkpoint that is incomplete. Its content is DELETED if the checkpoint is being deleted."""
 DELETED = b"{}"
-_DICT = "dict_checkpoint"
-DICT_FILE = f"{_DICT}.pkl"
+_DICT = DICT_FILE.partition(".")[0]
 _PREFIX = "distrain-checkpoint-"
 _COMPLETE = ".complete"
 _RETRY_S = 0.02

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -14,7 +13,6 @@ from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.storage.file_transfer import folders_below, make_folders
 from distrain.storage.flushing import flush, naming
 from distrain.storage.ownership import open_without_links
-from distrain.system.text import is_full_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -126,13 +124,3 @@ def sync_directories(root: Path, files: Iterable[str]) -> None:
     """Flush the directories of files, whose paths are relative to ``root``, and ``root`` itself. Raise OSError."""
     for folder in {Path(), *(parent for file in files for parent in Path(file).parents)}:
         flush(root / folder)
-
-
-def advice_on(text: str) -> str:
-    """Return advice to append to an error of the storage with this text, or an empty string."""
-    if is_full_disk(text):
-        return "; free some space there, or choose another storage_path"
-    if "Permission denied" in text:
-        return "; ask for access to that place, or choose another storage_path"
-    is_unusable = re.search("No such file|Not a directory|Read-only file system", text)
-    return "; choose another storage_path" if is_unusable else ""

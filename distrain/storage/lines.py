@@ -15,11 +15,12 @@ import warnings
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+from distrain.storage.commit import with_nonfinite
 from distrain.storage.ownership import open_to_read
 from distrain.system.text import size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from distrain.system.remote_path import RemotePath
 
@@ -32,41 +33,6 @@ _TAIL, _LONG_LINE = 1 << 20, 1000
 """Bytes in which the last lines of a file are searched: at least, and for each line."""
 _FIRST_STEP, _STEP = 4 << 10, 1 << 20
 """Bytes that are read at once when a file is read from its end."""
-
-
-# -- JSON has no NaN -------------------------------------------------------------------------------------------------
-
-
-def without_nonfinite(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the metrics with None for each non-finite number, and those numbers by JSON pointer (RFC 6901)."""
-    nonfinite: dict[str, str] = {}
-
-    def clean(value: Any, pointer: str) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            nonfinite[pointer] = str(value)
-            return None
-        return _each(clean, value, pointer)
-
-    return clean(dict(metrics), ""), nonfinite
-
-
-def with_nonfinite(metrics: dict[str, Any], nonfinite: Mapping[str, str]) -> dict[str, Any]:
-    """Return the metrics as they were reported, with NaN and infinities."""
-
-    def restore(value: Any, pointer: str) -> Any:
-        return float(str(nonfinite[pointer])) if pointer in nonfinite else _each(restore, value, pointer)
-
-    restored: dict[str, Any] = restore(metrics, "") if nonfinite else metrics
-    return restored
-
-
-def _each(function: Callable[[Any, str], Any], value: Any, pointer: str) -> Any:
-    """Apply the function to each item of a dict or list. Return any other value unchanged."""
-    if isinstance(value, dict):
-        return {k: function(v, f"{pointer}/{k.replace('~', '~0').replace('/', '~1')}") for k, v in value.items()}
-    if isinstance(value, list):
-        return [function(item, f"{pointer}/{index}") for index, item in enumerate(value)]
-    return value
 
 
 # -- any file --------------------------------------------------------------------------------------------------------

@@ -25,6 +25,16 @@ def is_full_disk(text: str) -> bool:
     return any(message in text for message in _FULL_DISK)
 
 
+def advice_on(text: str) -> str:
+    """Return advice to append to an error of the storage with this text, or an empty string."""
+    if is_full_disk(text):
+        return "; free some space there, or choose another storage_path"
+    if "Permission denied" in text:
+        return "; ask for access to that place, or choose another storage_path"
+    is_unusable = re.search("No such file|Not a directory|Read-only file system", text)
+    return "; choose another storage_path" if is_unusable else ""
+
+
 def without_errno(error: Exception) -> str:
     """Return the text of an error without the number that Python puts in front of it.
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import CheckpointError
-from distrain.storage.checkpoint import DICT_FILE, Checkpoint
+from distrain.storage.checkpoint import Checkpoint
+from distrain.storage.names import DICT_FILE
 from distrain.system.scratch import directory_of
 
 if TYPE_CHECKING:

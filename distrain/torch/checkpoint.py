@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from distrain.errors import CheckpointError
-from distrain.storage.checkpoint import DICT_FILE, Checkpoint
+from distrain.storage.checkpoint import Checkpoint
+from distrain.storage.names import DICT_FILE
 from distrain.system import pickling
 from distrain.system.scratch import directory_of
 

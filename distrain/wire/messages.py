@@ -68,18 +68,23 @@ class Message:
 
 
 @message
-class FromWorker(Message):
-    """Base of what a worker sends to the coordinator."""
+class OfAttempt(Message):
+    """Base of what is about one attempt: it comes too late in the next one."""
 
     attempt: int
+
+
+@message
+class FromWorker(OfAttempt):
+    """Base of what a worker sends to the coordinator."""
+
     rank: int
 
 
 @message
-class ToWorker(Message):
+class ToWorker(OfAttempt):
     """Base of what the coordinator sends to one worker."""
 
-    attempt: int
     rank: int
 
 
@@ -225,7 +230,7 @@ class ReservePorts(Message):
 
 
 @message
-class RendezvousPorts(Message):
+class RendezvousPorts(OfAttempt):
     """The ports are bound, and stay bound until the attempt has ended.
 
     address: the address by which ``peer`` can reach this host; empty if there was no peer.
@@ -233,7 +238,6 @@ class RendezvousPorts(Message):
     Agent -> coordinator.
     """
 
-    attempt: int
     ports: list[int]
     address: str = ""
 
@@ -254,7 +258,7 @@ class Start(Message):
 
 
 @message
-class Troubles(Message):
+class Troubles(OfAttempt):
     """All that is wrong with the memory and the GPUs of a host now, if that has changed.
 
     troubles: the fields of a :class:`~distrain.hosts.troubles.Trouble` for each.
@@ -262,25 +266,23 @@ class Troubles(Message):
     Agent -> coordinator.
     """
 
-    attempt: int
     troubles: list[dict[str, Any]]
 
 
 @message
-class Output(Message):
+class Output(OfAttempt):
     """Bytes that a worker wrote to stdout (``stream`` 1) or stderr (2).
 
     Agent -> coordinator.
     """
 
-    attempt: int
     rank: int
     stream: int
     body: bytes
 
 
 @message
-class Exited(Message):
+class Exited(OfAttempt):
     """The process of a rank has ended, by exactly one of ``exit_code``, ``signal`` and ``lost``.
 
     lost: why the process is gone although its end was not seen. by_us: the agent sent the signal. max_rss_bytes: peak
@@ -291,7 +293,6 @@ class Exited(Message):
     Agent -> coordinator.
     """
 
-    attempt: int
     rank: int
     exit_code: int | None = None
     signal: int | None = None
@@ -327,13 +328,11 @@ class Stop(Message):
 
 
 @message
-class HostIdle(Message):
+class HostIdle(OfAttempt):
     """No process of the attempt is left on this host.
 
     Agent -> coordinator.
     """
-
-    attempt: int
 
 
 @message
@@ -350,25 +349,23 @@ class TakeStacks(Message):
 
 
 @message
-class StackDump(Message):
+class StackDump(OfAttempt):
     """The stacks of all threads of a worker, as faulthandler wrote them.
 
     Agent -> coordinator.
     """
 
-    attempt: int
     rank: int
     body: bytes
 
 
 @message
-class StacksDone(Message):
+class StacksDone(OfAttempt):
     """All stacks that arrived in time were sent; ``silent`` ranks sent none; ``idle`` ones made no progress.
 
     Agent -> coordinator.
     """
 
-    attempt: int
     silent: list[int]
     idle: list[int] = field(default_factory=list)
 
@@ -655,7 +652,7 @@ class GatherRound(ToMemory):
 
 
 @message
-class RoundGathered(Message):
+class RoundGathered(OfAttempt):
     """The checkpoint is in ``folder``, or (``failed``) why no intact copy of a part was found.
 
     notes: a sentence for each copy that was damaged or missing, and what was used instead.
@@ -663,7 +660,6 @@ class RoundGathered(Message):
     Agent -> coordinator.
     """
 
-    attempt: int
     name: str
     folder: str = ""
     notes: list[str] = field(default_factory=list)

@@ -274,7 +274,7 @@ def _ask(play: Play, line: str) -> bool:
     """Send a request to the coordinator, if there is one."""
     life = play.lives[-1]
     loop = getattr(life.process, "loop", None)
-    paths = getattr(life.coordinator, "store", None) and life.coordinator.store.paths
+    paths = getattr(life.engine, "store", None) and life.engine.store.paths
     if not life.process.is_alive or loop is None or not paths.requests.exists():
         return False
     word, _, argument = line.partition(" ")

@@ -27,8 +27,7 @@ from distrain.agent import host_setup, memory_keeper
 from distrain.api.backend import BackendConfig
 from distrain.api.job import Job
 from distrain.api.observer import RankTrains
-from distrain.coordinator import coordinator as engine
-from distrain.coordinator import launch_checks, stop_signals, validations
+from distrain.coordinator import coordinator, engine, launch_checks, stop_signals, validations
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.run import run as run_module
 from distrain.coordinator.run.facts import RunFacts
@@ -69,7 +68,7 @@ class Life:
     def __init__(self, number: int, process: Process) -> None:
         self.number, self.process = number, process
         self.result: Any = None
-        self.coordinator: Any = None
+        self.engine: Any = None
         self.ranks: SimulatedRanks | None = None
         self.facts: list[Any] = []
         self.was_killed = False
@@ -294,9 +293,9 @@ class Play:
         """Note that a fault hits a host, with its ranks."""
         self.world.say(f"{host.name} {how}")
         self.hit_hosts.add(host.name)
-        coordinator = self.lives[-1].coordinator
-        if coordinator is not None:
-            self.copied.append((self.world.now, coordinator.checkpoints.rounds.safe))
+        engine = self.lives[-1].engine
+        if engine is not None:
+            self.copied.append((self.world.now, engine.checkpoints.rounds.safe))
 
 
 class _Run(run_module.Run):
@@ -316,13 +315,13 @@ class _Run(run_module.Run):
         return observers
 
 
-class _Coordinator(engine.Coordinator):
+class _Engine(engine.Engine):
     """The engine, which its process knows."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         world = SimulatedLoop.world
         assert world.current is not None
-        world.current.process.life.coordinator = self  # type: ignore[attr-defined]
+        world.current.process.life.engine = self  # type: ignore[attr-defined]
         super().__init__(*given, **named)
 
 
@@ -338,8 +337,8 @@ class _Recorder:
         self._life.facts.append(fact)
         self._play.told.append((self._play.world.now, fact))
         if isinstance(fact, RankTrains):
-            engine = self._life.coordinator
-            self._play.first_steps[engine._attempt][self._life.number] = engine.checkpoints.first_step
+            engine = self._life.engine
+            self._play.first_steps[engine.attempt][self._life.number] = engine.checkpoints.first_step
 
 
 def played(scenario: Scenario) -> Play:
@@ -400,7 +399,7 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(fcntl, "flock", take_lock),
         mock.patch.object(engine, "Loop", SimulatedLoop),
         mock.patch.object(engine, "Background", SimulatedBackground),
-        mock.patch.object(engine, "raised_fd_limit", return_value=contextlib.nullcontext()),
+        mock.patch.object(coordinator, "raised_fd_limit", return_value=contextlib.nullcontext()),
         mock.patch.object(validations, "OrderLink", SimulatedValidator),
         mock.patch.object(memory_keeper, "Background", SimulatedBackground),
         mock.patch.object(memory_keeper, "threading", threading),
@@ -411,7 +410,7 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(memory_part, "_check_room", partial(_check_room, of)),
         mock.patch.object(os, "mkdir", play.disk.timed(os.mkdir)),
         mock.patch.object(os, "write", play.disk.write),
-        mock.patch.object(run_module, "Coordinator", _Coordinator),
+        mock.patch.object(run_module, "Engine", _Engine),
         *_patches_of_children(of, play, threading),
         mock.patch.object(run_module, "import_observers"),
         mock.patch.object(run_module, "observers_of", return_value=[]),

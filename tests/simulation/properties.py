@@ -25,8 +25,9 @@ from distrain.api.observer import (
 from distrain.errors import DistrainError, PreemptionError
 from distrain.page.facts import Facts
 from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
+from distrain.storage.commit import PENDING
 from distrain.storage.paths import DAMAGED_FILE
-from distrain.storage.records import PENDING, damage_of
+from distrain.storage.records import damage_of
 from distrain.storage.retention import score
 from distrain.storage.runs.listing import run_at
 from tests.simulation.bucket import checkpoint_folders, contents

@@ -9,7 +9,7 @@ import pytest
 
 from distrain import CheckpointConfig
 from distrain.decisions.checkpoints.actions import Delete, Publish, Record, UpdateManifest
-from distrain.storage.records import CommittedCheckpoint, committed_at, new_manifest
+from distrain.storage.commit import CommittedCheckpoint, new_manifest
 
 if TYPE_CHECKING:
     from distrain.coordinator.store.run_store import RunStore
@@ -33,7 +33,7 @@ def commit_now(store: RunStore, commit: Commit, attempt: int = 0, **options: Any
         raise OSError(why)
 
     def done(path: Any) -> None:
-        committed.append(committed_at(path, manifest))
+        committed.append(committed(path, manifest))
 
     store.publish(Publish(commit.ordinal, folder, manifest, positions, done, fail))
     ledger.add(*committed)

@@ -23,9 +23,9 @@ from distrain.api.result import Result, make_result, pickle_or_none
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.coordinator.trainer import DataParallelTrainer
 from distrain.errors import ControllerError, StorageError, WorkerGroupError
-from distrain.storage.commit import Commit
+from distrain.storage.commit import Commit, CommittedCheckpoint
 from distrain.storage.paths import RunPaths, choose_run
-from distrain.storage.records import CommittedCheckpoint, read_metrics
+from distrain.storage.records import read_metrics
 from distrain.storage.run_lock import RemoteLock, is_in_use
 from distrain.storage.runs import details
 from distrain.system.remote_path import RemotePath

@@ -14,6 +14,7 @@ from distrain import wire
 from distrain.api.observer import AttemptBegan, BecameSlow, Committed, TroubleBegan
 from distrain.decisions.events import HostSlow
 from distrain.decisions.fitness.rates import RULES, slow_results
+from distrain.decisions.hearing import hears as hears_messages
 from distrain.hosts.troubles import Trouble
 from distrain.system.log import warn
 
@@ -74,7 +75,8 @@ class SniffTests:
             for rank in ranks:
                 self.send(wire.SniffTest(attempt=self._attempt, rank=rank))
 
-    def handle(self, answer: wire.Sniffed) -> None:
+    @hears_messages(wire.Sniffed)
+    def handle(self, _: str, answer: wire.Sniffed) -> None:
         """Take the answer of a rank."""
         self._answers[answer.rank] = answer
         if len(self._answers) == self._asked:

@@ -6,15 +6,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.blame import culprit_first
+from distrain.decisions.events import AllTrain, AttemptEnded, AttemptStarts, WorkersStart
+from distrain.decisions.hearing import hears
 from distrain.storage.paths import read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from distrain.coordinator.run.facts import RunFacts
     from distrain.coordinator.store.run_store import RunStore
-    from distrain.errors import RankFailure
-    from distrain.hosts.world import WorldPlan
 
 _DIED = "the process that called fit() died"
 """Failure of an attempt whose end no process recorded."""
@@ -71,31 +71,34 @@ class RunManifest:
             **self._configs,
         }
 
-    def attempt_begins(self, attempt: int, plan: WorldPlan) -> None:
+    @hears(AttemptStarts)
+    def on_attempt(self, _: str, starts: AttemptStarts) -> None:
+        """Note the hosts of an attempt."""
+        attempt, plan = starts.attempt, starts.plan
         hosts = {host: [rank.rank for rank in plan.on(host)] for host in plan.hosts}
         begun = {"attempt": attempt, "started": time.time(), "training": None, "ended": None, "hosts": hosts}
         self._attempts.append({**begun, "checkpoint": None, "first_step": 0, "failure": None})
         self._store.write_manifest_later(self._contents("running"))
 
-    def workers_start(self) -> None:
+    @hears(WorkersStart)
+    def on_workers_start(self, _: str, starts: WorkersStart) -> None:
         """Note the checkpoint from which the attempt begins."""
         now, latest = self._attempts[-1], self._store.ledger.latest
         if latest is not None:
             now["checkpoint"], now["first_step"] = latest.path.name, latest.step
 
-    def attempt_trains(self) -> None:
+    @hears(AllTrain)
+    def on_all_train(self, _: str, event: AllTrain) -> None:
         """Note that every rank has begun train_func."""
         self._attempts[-1]["training"] = time.time()
         self._store.write_manifest_later(self._contents("running"))
 
-    def attempt_ended(self, failures: Sequence[RankFailure], why: str | None = None) -> None:
-        """Note the end of an attempt, to be written with the next attempt or at the end of the run.
-
-        why: the reason, if it was not the failure of a rank.
-        """
+    @hears(AttemptEnded)
+    def on_attempt_end(self, _: str, ended: AttemptEnded) -> None:
+        """Note the end of an attempt, to be written with the next attempt or at the end of the run."""
         self._attempts[-1]["ended"] = time.time()
-        if why is not None:
-            self._attempts[-1]["failure"] = why
-        elif failures:
-            culprit = culprit_first(failures)[0]
+        if ended.why is not None:
+            self._attempts[-1]["failure"] = ended.why
+        elif ended.failures:
+            culprit = culprit_first(ended.failures)[0]
             self._attempts[-1]["failure"] = f"rank {culprit.rank} on {culprit.host}: {culprit.summary}"

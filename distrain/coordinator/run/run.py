@@ -14,6 +14,7 @@ from distrain.api.observer import Ended, RunBegan
 from distrain.api.result import Result, make_result, pickle_or_none
 from distrain.coordinator.connection.connections import Connections
 from distrain.coordinator.coordinator import Coordinator
+from distrain.coordinator.engine import Engine
 from distrain.coordinator.host_check import HostCheck
 from distrain.coordinator.observers import Observers, import_observers, observers_of
 from distrain.coordinator.ranks.adopted import request_for_adopted
@@ -29,11 +30,11 @@ from distrain.decisions.run_status import RunStatus
 from distrain.decisions.states import RunState
 from distrain.errors import CheckpointError, StorageError, TrainingFailedError, WorkerGroupError
 from distrain.storage.checkpoint import absence_of
-from distrain.storage.files import advice_on, write_atomically
+from distrain.storage.files import write_atomically
 from distrain.storage.ownership import check_owners
 from distrain.storage.records import damage_of, last_record
 from distrain.system.log import say, warn
-from distrain.system.text import stopped_by, without_errno
+from distrain.system.text import advice_on, stopped_by, without_errno
 from distrain.worker.job import job
 from distrain.worker.job.origin import script_of
 
@@ -120,12 +121,12 @@ class Run:
             text = "changed since the last start (use another RunConfig.name to start from scratch):"
             say("\n    ".join([text, *lines]))
         observers = self._observers()
-        coordinator: Coordinator | None = None
+        engine: Engine | None = None
         result: Result | None = None
         try:
             observers.tell(self._begun)
             ranks, request = self._ranks(request)
-            coordinator = Coordinator(
+            engine = Engine(
                 request,
                 self.store,
                 ranks,
@@ -135,11 +136,11 @@ class Run:
                 start_without_own=self._start_without_own,
                 shipping=self.where.shipping.for_run(self.store, request.run_id),
             )
-            ranks.drive(coordinator.run)
-            result, failure = self._conclude(coordinator, observers.status)
+            ranks.drive(Coordinator(engine).run)
+            result, failure = self._conclude(engine, observers.status)
         except BaseException as error:
             failure = error
-        self._end(coordinator, observers, result, failure)
+        self._end(engine, observers, result, failure)
         if failure is not None:
             raise failure
         assert result is not None
@@ -178,21 +179,21 @@ class Run:
 
     def _end(
         self,
-        coordinator: Coordinator | None,
+        engine: Engine | None,
         observers: Observers,
         result: Result | None,
         error: BaseException | None,
     ) -> None:
         """Note in run.json how the run has ended, and tell the observers. All other files of the run are there."""
         begun = RunSummary(state=RunState.CONNECTING, attempt=self.request.first_attempt - 1)
-        end = begun if coordinator is None else coordinator.end
+        end = begun if engine is None else engine.end
         is_over = end.state.is_terminal and (result is not None or end.state is not RunState.FINISHED)
         reason = None if end.state is RunState.FINISHED else end.stop_reason
         status = "failed" if not is_over else "stopped" if reason else end.state.value  # as its error says
         seconds = time.monotonic() - observers.status.started
         advice = None
-        if coordinator is not None and reason == "SIGINT":
-            advice = self._run_errors(coordinator, observers.status).how_to_continue
+        if engine is not None and reason == "SIGINT":
+            advice = self._run_errors(engine, observers.status).how_to_continue
         try:
             self._facts.end()
             self._manifest.exit_code = exit_code_of(error)
@@ -282,15 +283,15 @@ class Run:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _conclude(self, coordinator: Coordinator, status: RunStatus) -> tuple[Result, BaseException | None]:
+    def _conclude(self, engine: Engine, status: RunStatus) -> tuple[Result, BaseException | None]:
         """Make the Result, and the exception to raise if the run did not finish."""
-        value = coordinator.end.value
+        value = engine.end.value
         if value is not None:
             self._write_at_end(
                 lambda: write_atomically(self.store.paths.return_value, value),
                 "the return value of train_func is only in this Result, because it could not be written",
             )
-        last = coordinator.report_handler.last
+        last = engine.reports.last
         if last is None and self._continued:
             last = last_record(self.store.paths.metrics)
         result = make_result(
@@ -300,9 +301,9 @@ class Run:
             last=last,
             return_value=None if value is None else job.unpickle_return_value(value),
         )
-        if coordinator.end.state is RunState.FINISHED:
+        if engine.end.state is RunState.FINISHED:
             return result, None
-        error = self._run_errors(coordinator, status).error()
+        error = self._run_errors(engine, status).error()
         if isinstance(error, TrainingFailedError):
             error.result = result
             failed = error
@@ -325,8 +326,8 @@ class Run:
         if (blob := pickle_or_none(error)) is not None:
             write_atomically(self.store.paths.error_pickle, blob)
 
-    def _run_errors(self, coordinator: Coordinator, status: RunStatus) -> RunErrors:
-        end, evidence = coordinator.end, coordinator.evidence
+    def _run_errors(self, engine: Engine, status: RunStatus) -> RunErrors:
+        end, evidence = engine.end, engine.evidence
         name, logs, latest = self.store.location.name, None, self.store.ledger.latest
         if self.where.starts_workers and end.attempt >= self._manifest.first_attempt:
             logs = self.store.display_path(self.store.paths.log(end.attempt, 0).parent)
@@ -339,10 +340,10 @@ class Run:
             checkpoint=f"{latest.path.name}, at {latest.place}" if latest else None,
             logs=logs,
             page=str(self.store.paths.page) if self._storage_works(end) and not self.store.is_remote else None,
-            last_lines=coordinator.outputs.last_words(),
-            where=coordinator.hang_monitor.locations(end.stopped_ranks),
-            collectives=coordinator.hang_monitor.collectives(),
-            is_stuck=self._continued and coordinator.report_handler.last is None,
+            last_lines=engine.outputs.last_words(),
+            where=engine.hang_monitor.locations(end.stopped_ranks),
+            collectives=engine.hang_monitor.collectives(),
+            is_stuck=self._continued and engine.reports.last is None,
             evidence=None if evidence.is_empty else self.store.display_path(evidence.folder),
         )
 

@@ -28,12 +28,13 @@ from distrain.storage.flushing import flush
 from distrain.storage.lone_store import take_over
 from distrain.storage.names import numbered
 from distrain.storage.paths import DAMAGED
-from distrain.storage.records import CommittedCheckpoint, committed_at, complete_manifest, damage_of
+from distrain.storage.records import committed_at, complete_manifest, damage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from distrain.decisions.checkpoints.actions import Publish
+    from distrain.storage.commit import CommittedCheckpoint
     from distrain.system.background import Background
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+from distrain import wire
+from distrain.api.observer import Printed
+from distrain.decisions.events import AttemptEnded, AttemptStarts
+from distrain.decisions.hearing import hears
 from distrain.storage.ownership import open_without_links
 from distrain.system.log import warn
-from distrain.system.output_lines import LineCutter, readable
+from distrain.system.output_lines import LineCutter, readable, with_one_bar
 from distrain.system.stacks import last_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from distrain.api.observer import Fact
     from distrain.system.background import Background
 
 _MOST_UNWRITTEN_BYTES = 64 << 20
@@ -114,13 +120,46 @@ _Written: TypeAlias = "tuple[RankLog, int | OSError]"
 class RankLogs:
     """Output of all ranks, of one attempt after the other.
 
-    file_of: returns the log file of an attempt and a rank. background: its thread writes the files.
+    file_of: returns the log file of an attempt and a rank. background: its thread writes the files. tell: tells
+    observers a fact. keeps: False for logs without tracebacks.
     """
 
-    def __init__(self, file_of: Callable[[int, int], Path], background: Background) -> None:
+    def __init__(
+        self,
+        file_of: Callable[[int, int], Path],
+        background: Background,
+        tell: Callable[[Fact], None],
+        *,
+        keeps: bool = True,
+    ) -> None:
         self._file_of = file_of
         self._background = background
+        self._tell = tell
+        self._keeps = keeps
         self.begin(-1)
+
+    @hears(AttemptStarts)
+    def on_attempt(self, _: str, starts: AttemptStarts) -> None:
+        """Begin the logs of an attempt."""
+        self.begin(starts.attempt)
+
+    @hears(AttemptEnded)
+    def on_attempt_end(self, _: str, ended: AttemptEnded) -> None:
+        """Have all output written."""
+        self.flush()
+
+    @hears(wire.Output)
+    def on_output(self, _: str, message: wire.Output) -> None:
+        """Take output of a rank, and tell observers."""
+        data = with_one_bar(message.body)
+        self.of(message.rank).feed(message.stream, data)
+        self._tell(Printed(message.rank, message.stream, data, time.monotonic()))
+
+    @hears(wire.Outcome)
+    def on_outcome(self, _: str, outcome: wire.Outcome) -> None:
+        """Add the traceback of a rank to its log."""
+        if outcome.traceback and self._keeps:
+            self.of(outcome.rank).note(outcome.traceback)
 
     def begin(self, attempt: int) -> None:
         """Begin an attempt, after the output of the last one was flushed."""

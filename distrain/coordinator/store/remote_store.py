@@ -23,9 +23,10 @@ from distrain.coordinator.store.run_store import RunStore
 from distrain.decisions.checkpoints.ledger import Ledger
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
+from distrain.storage.commit import committed
 from distrain.storage.names import TRACKERS, numbered
 from distrain.storage.paths import DAMAGED_FILE, choose_run, is_copy, number_of, read_manifest
-from distrain.storage.records import committed_at, remote_damage
+from distrain.storage.records import remote_damage
 from distrain.storage.run_lock import Heartbeats, RemoteLock
 from distrain.system import process
 from distrain.system.log import warn
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain.decisions.checkpoints.actions import Publish
-    from distrain.storage.records import CommittedCheckpoint
+    from distrain.storage.commit import CommittedCheckpoint
     from distrain.system.background import Background
     from distrain.system.loop import Loop
 
@@ -121,7 +122,7 @@ class RemoteStore(RunStore):
         self._used = set(files)
         manifests = self._intact_manifests(files)
         numbers = [manifest.get("index", -1) for _, manifest in manifests] + [number_of(name) for name in self._used]
-        intact = [committed_at(self.location / folder, manifest) for folder, manifest in manifests]
+        intact = [committed(self.location / folder, manifest) for folder, manifest in manifests]
         return Ledger(intact, max(numbers, default=-1) + 1 + (_SKIPPED if self._run_lock.is_contested else 0))
 
     def _intact_manifests(self, files: _FilesOf) -> list[tuple[str, dict[str, Any]]]:

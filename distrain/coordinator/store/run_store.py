@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from distrain.decisions.checkpoints.ledger import Ledger
 from distrain.errors import StorageError
-from distrain.storage.files import advice_on, write_atomically
+from distrain.storage.commit import without_nonfinite
+from distrain.storage.files import write_atomically
 from distrain.storage.ownership import check_owners, open_without_links
 from distrain.storage.paths import RunPaths
-from distrain.storage.records import without_nonfinite
 from distrain.storage.run_lock import LocalLock
 from distrain.system.background import Background
 from distrain.system.log import say, warn
-from distrain.system.text import is_full_disk, without_errno
+from distrain.system.text import advice_on, is_full_disk, without_errno
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from distrain import wire
     from distrain.decisions.checkpoints.actions import Publish
-    from distrain.storage.records import CommittedCheckpoint
+    from distrain.storage.commit import CommittedCheckpoint
     from distrain.system.loop import Loop
     from distrain.system.remote_path import RemotePath
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from distrain import wire
     from distrain.api.observer import Committed
-    from distrain.decisions.events import RollBack, SendMessage, ShowLine
+    from distrain.decisions.events import AttemptEnded, AttemptStarts, HostLost, RollBack, SendMessage, ShowLine
     from distrain.storage.checkpoint import Checkpoint
-    from distrain.storage.records import CommittedCheckpoint
+    from distrain.storage.commit import CommittedCheckpoint
     from distrain.system.remote_path import RemotePath
 
 
@@ -164,25 +164,6 @@ class RunBegins(NamedTuple):
     """The run begins. Its hosts connect."""
 
 
-class AttemptBegins(NamedTuple):
-    """An attempt begins. is_doubtful: the last one has failed early, perhaps as its checkpoint was damaged."""
-
-    attempt: int
-    world_size: int
-    is_doubtful: bool = False
-
-
-class AttemptEnds(NamedTuple):
-    """No rank of the attempt will report again."""
-
-
-class HostLost(NamedTuple):
-    """A host is lost, with what it has in memory, and what it was storing for these ranks."""
-
-    host: str
-    ranks: Sequence[int]
-
-
 class Validated(NamedTuple):
     """The validation of a checkpoint has ended. status: the name of a :class:`ReportedCheckpointStatus`."""
 
@@ -228,12 +209,12 @@ if TYPE_CHECKING:
         wire.Message
         | Answered
         | RunBegins
-        | AttemptBegins
-        | AttemptEnds
+        | AttemptStarts
+        | AttemptEnded
         | HostLost
+        | RollBack
         | Validated
         | StoreLast
         | RunEnds
         | Tick
-        | RollBack
     )

@@ -472,6 +472,11 @@ class CheckpointAssembly:
         unstored = self._pending[ordinal].unstored
         return bool(unstored) and self._has_all_parts(ordinal) and all((rank, ordinal) in uploads for rank in unstored)
 
+    @property
+    def has_reports(self) -> bool:
+        """True once a rank has reported."""
+        return any(record.last_index for record in self._ranks.values())
+
     def reports_of(self, rank: int) -> int:
         """Return how many reports a rank has made."""
         return self._ranks[rank].last_index

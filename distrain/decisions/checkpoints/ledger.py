@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.checkpoints.actions import Delete, Record, UpdateManifest
 from distrain.storage import retention
-from distrain.storage.records import CommittedCheckpoint, without_nonfinite
+from distrain.storage.commit import CommittedCheckpoint, without_nonfinite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping

@@ -24,18 +24,14 @@ import json
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.observer import Committed
 from distrain.decisions.checkpoints.actions import (
     Answered,
-    AttemptBegins,
-    AttemptEnds,
     BringTo,
     FindOther,
-    HostLost,
     MakeDirectory,
     NewStart,
     Publish,
@@ -53,24 +49,31 @@ from distrain.decisions.checkpoints.actions import (
 )
 from distrain.decisions.checkpoints.assembly import CheckpointAssembly, Drop, Proceed, Refuse, RequestFiles
 from distrain.decisions.checkpoints.rounds import Rounds
-from distrain.decisions.events import CheckpointsInProgress, RollBack, SendMessage, ShowLine
+from distrain.decisions.events import (
+    AttemptEnded,
+    AttemptStarts,
+    CheckpointsInProgress,
+    HostLost,
+    RollBack,
+    SendMessage,
+    ShowLine,
+)
 from distrain.decisions.hearing import handlers_of, hears
 from distrain.storage import retention
-from distrain.storage.checkpoint import DICT_FILE
-from distrain.storage.commit import Commit, merged_positions, other_data
-from distrain.storage.files import advice_on
-from distrain.storage.records import committed_at, new_manifest
-from distrain.system.text import is_full_disk
+from distrain.storage.commit import Commit, committed, merged_positions, new_manifest, other_data
+from distrain.storage.names import DICT_FILE
+from distrain.system.text import advice_on, is_full_disk
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from distrain.decisions.checkpoints import assembly
     from distrain.decisions.checkpoints.actions import Action, Event
     from distrain.decisions.checkpoints.ledger import Ledger
     from distrain.decisions.checkpoints.site import Site
-    from distrain.storage.records import CommittedCheckpoint
+    from distrain.storage.commit import CommittedCheckpoint
     from distrain.system.remote_path import RemotePath
 
 _COMMIT_S = 10.0
@@ -115,6 +118,8 @@ class Checkpoints:
         """The checkpoint of another run from which this run has started, before it had one itself."""
         self.start = site.checkpoint
         """Where a restart would begin."""
+        self._is_doubtful = False
+        """True if ranks have raised before any report: perhaps the checkpoint that they loaded is damaged."""
         self._has_queued_validations = False
         self._handlers = handlers_of(self.rounds) | handlers_of(self)
         self._actions: list[Action] = []
@@ -145,7 +150,7 @@ class Checkpoints:
             self._tell(kind(attempt=self._attempt, rank=rank, **fields))
 
     @property
-    def kinds(self) -> Collection[type]:
+    def kinds(self) -> AbstractSet[type]:
         """The kinds of messages and events that belong to this part."""
         return self._handlers.keys()
 
@@ -155,11 +160,11 @@ class Checkpoints:
 
     # -- an attempt -----------------------------------------------------------------------------------------------
 
-    @hears(AttemptBegins)
-    def _on_attempt_begins(self, _: str, event: AttemptBegins) -> None:
-        self._begin(event.attempt, event.world_size)
+    @hears(AttemptStarts)
+    def _on_attempt_starts(self, _: str, starts: AttemptStarts) -> None:
+        self._begin(starts.attempt, len(starts.plan.ranks))
         self._gather()
-        if event.is_doubtful and self.ledger.latest is not None and not self.is_gathering:
+        if self._is_doubtful and self.ledger.latest is not None and not self.is_gathering:
             self._verify()
 
     def _begin(self, attempt: int, world_size: int) -> None:
@@ -198,18 +203,21 @@ class Checkpoints:
         self._bringing: dict[int, int] = {}
         """By rank that has reported a checkpoint, or has tried to: the number of the first such report."""
 
-    @hears(AttemptEnds)
-    def _on_attempt_ends(self, _: str, event: AttemptEnds) -> None:
+    @hears(AttemptEnded)
+    def _on_attempt_ended(self, _: str, ended: AttemptEnded) -> None:
+        raised = any(failure.kind == "exception" for failure in ended.failures)
+        self._is_doubtful = raised and not self._assembly.has_reports
         self._do(self._assembly.close(self.now))
         self.is_over = True
         self._delete_surplus()
 
     @hears(HostLost)
-    def _on_host_lost(self, _: str, event: HostLost) -> None:
-        self.rounds.lost(event.host)
-        self._lost.update(event.ranks)
-        self._uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in event.ranks}
-        for rank in event.ranks:
+    def _on_host_lost(self, _: str, lost: HostLost) -> None:
+        self.rounds.lost(lost.host)
+        ranks = [rank.rank for rank in self.site.plan.on(lost.host)] if self._world_size else []
+        self._lost.update(ranks)
+        self._uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in ranks}
+        for rank in ranks:
             self._assembly.ended(rank)
 
     @hears(wire.Exited)
@@ -320,7 +328,7 @@ class Checkpoints:
             for saved in filter(self._awaits_validation, self.ledger.all):
                 self._emit(Validate(saved))
         if path != self.start:
-            where = f"at {PurePath(path).name}" if path else "from scratch"
+            where = f"at {path.rpartition('/')[2]}" if path else "from scratch"
             self._emit(ShowLine(f"continuing {where} instead", is_news=True))
             self._start_again()
 
@@ -499,7 +507,7 @@ class Checkpoints:
 
         def done(path: Path | RemotePath) -> None:
             self._open_commits -= 1
-            saved = replace(committed_at(path, manifest), manifest=manifest if in_memory else None)
+            saved = replace(committed(path, manifest), manifest=manifest if in_memory else None)
             self.ledger.add(saved)
             self._on_committed(manifest["attempt"], commit, saved)
 

@@ -18,9 +18,8 @@ from distrain.decisions.checkpoints.actions import Adopt, MakeDirectory, Publish
 from distrain.decisions.events import SendMessage, ShowLine
 from distrain.decisions.hearing import hears
 from distrain.storage.commit import MemoryPart, MemoryRound
-from distrain.storage.files import advice_on
 from distrain.storage.names import checkpoint_name
-from distrain.system.text import is_full_disk
+from distrain.system.text import advice_on, is_full_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from distrain.decisions.checkpoints.actions import Action
     from distrain.decisions.checkpoints.ledger import Ledger
     from distrain.decisions.checkpoints.site import Site
-    from distrain.storage.records import CommittedCheckpoint
+    from distrain.storage.commit import CommittedCheckpoint
     from distrain.system.remote_path import RemotePath
 
     Answer = Callable[[wire.RoundGathered], None]

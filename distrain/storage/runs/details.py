@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from distrain.errors import StorageError
 from distrain.storage import names
 from distrain.storage.checkpoint import MANIFEST_FILE
+from distrain.storage.commit import CommittedCheckpoint, committed
 from distrain.storage.lines import parse_json, read_file, read_metrics
 from distrain.storage.ownership import MOST_NAMES, list_names
 from distrain.storage.paths import DAMAGED, is_copy, number_of
-from distrain.storage.records import CommittedCheckpoint, committed_at
 from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run
 from distrain.system.remote_path import RemotePath
 from distrain.system.stacks import raised_at
@@ -70,7 +70,7 @@ def _checkpoints_now(run: Path | RemotePath) -> tuple[list[CommittedCheckpoint],
         try:
             manifest = parse_json(read_file(folder / MANIFEST_FILE, local))
             if not is_copy(name, manifest):
-                found.append(committed_at(folder, manifest))
+                found.append(committed(folder, manifest))
         except (FileNotFoundError, NotADirectoryError):
             if number_of(name) < 0 or isinstance(folder, RemotePath):  # not a checkpoint
                 continue

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from distrain.storage.checkpoint import DICT_FILE, MANIFEST_FILE, Checkpoint
+from distrain.storage.checkpoint import MANIFEST_FILE, Checkpoint
+from distrain.storage.names import DICT_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,8 +19,7 @@ from distrain import wire
 from distrain.agent.memory_keeper import MemoryKeeper
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.storage import lone_store
-from distrain.storage.commit import MemoryPart, MemoryRound
-from distrain.storage.records import file_entry
+from distrain.storage.commit import MemoryPart, MemoryRound, file_entry
 from distrain.system.loop import Loop
 from tests.conftest import verify_now
 

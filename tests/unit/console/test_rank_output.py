@@ -58,7 +58,7 @@ class RankOutput:
 
     def __init__(self, file: Path, observers: Observers) -> None:
         self._observers = observers
-        self._logs = RankLogs(lambda attempt, rank: file, Background(None, "log"))
+        self._logs = RankLogs(lambda attempt, rank: file, Background(None, "log"), print)
         self.flush = self._logs.flush
 
     def feed(self, stream: int, data: bytes) -> None:
@@ -279,7 +279,7 @@ def test_a_line_of_one_stream_replaces_the_bar_of_the_other_in_the_log(output: R
 
 
 def test_a_log_that_cannot_be_written_does_not_keep_others_from_it(capsys: Console, tmp_path: Path) -> None:
-    output = RankLogs(lambda attempt, rank: tmp_path / str(rank) / "log", Background(None, "log"))
+    output = RankLogs(lambda attempt, rank: tmp_path / str(rank) / "log", Background(None, "log"), print)
     (tmp_path / "1").mkdir()
     output.begin(0)
     for turn in range(2):

@@ -12,9 +12,10 @@ from distrain import wire
 from distrain.api.config import CheckpointConfig
 from distrain.coordinator.checkpoint_desk import CheckpointDesk
 from distrain.coordinator.store.local_store import LocalStore
-from distrain.decisions.checkpoints.actions import AttemptBegins, HostLost, Tick
+from distrain.decisions.checkpoints.actions import Tick
 from distrain.decisions.checkpoints.life import Checkpoints
 from distrain.decisions.checkpoints.site import Site
+from distrain.decisions.events import AttemptStarts, HostLost
 from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.system.log import warn
 from distrain.system.loop import PausableClock
@@ -24,7 +25,9 @@ class Handler:
     """A desk whose run has two ranks, which have entered train_func."""
 
     def __init__(self, store: LocalStore, sent: list[Any], missing_rank_s: float = 60.0) -> None:
-        plans = (RankPlan(rank=rank, host="a", local_rank=rank, local_world_size=2, node_rank=0) for rank in range(2))
+        plans = (
+            RankPlan(rank=rank, host="ab"[rank], local_rank=0, local_world_size=1, node_rank=rank) for rank in range(2)
+        )
         plan = WorldPlan(ranks=tuple(plans))
         config = CheckpointConfig(num_to_keep=1, missing_rank_s=missing_rank_s)
         self.checkpoints = Checkpoints(
@@ -38,6 +41,7 @@ class Handler:
             validations=nothing,
             thread=nothing,
             clock=PausableClock(),
+            flush=nothing,
             send=lambda host, message: sent.append(message),
             upload=lambda host, order: sent.append(order),
             show=lambda line: warn(line.text),
@@ -49,7 +53,7 @@ class Handler:
             is_over=lambda: False,
         )
         self.handle = desk.handle
-        self.handle(AttemptBegins(0, 2))
+        self.handle(AttemptStarts(0, plan))
         for rank in range(2):
             self.handle(wire.Running(attempt=0, rank=rank))
 
@@ -91,7 +95,7 @@ def test_a_checkpoint_that_one_rank_writes_to_memory_and_another_to_storage_is_s
     assert (upload.source, upload.files, upload.others, upload.facts) == ("/memory", ["shard-1"], [], {})
     assert not store.ledger.all
     assert handler.checkpoints.awaits_uploads()
-    handler.handle(HostLost("a", [1]))
+    handler.handle(HostLost("b", "it is gone"))
     assert not handler.checkpoints.awaits_uploads()
     Path(upload.directory, "shard-1").write_bytes(b"x")
     if end == "refused":

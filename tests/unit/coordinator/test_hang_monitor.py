@@ -35,7 +35,8 @@ class Run:
         this: Any = self
         self.monitor = HangMonitor(
             this, this, config or FailureConfig(), ask_for_stacks=lambda watches: ["alpha"],
-            ask_ranks=lambda question, ranks: None, on_hang=self.ended.append, tell=self.told.append,
+            ask_ranks=lambda question, ranks: None, is_training=lambda: True, on_hang=self.ended.append,
+            tell=self.told.append,
         )  # fmt: skip
         self.monitor.begin(ranks)
         self.monitor.standstills.ranks.update(range(ranks))
@@ -55,7 +56,7 @@ class Run:
     def stand(self, state: str, *ranks: int, seconds: float = MUTE_S) -> None:
         place = "all_reduce (a.py:9)" if state else ""
         for rank in ranks:
-            self.monitor.heard(wire.Standstill(attempt=0, rank=rank, state=state, place=place, seconds=seconds))
+            self.monitor.heard("", wire.Standstill(attempt=0, rank=rank, state=state, place=place, seconds=seconds))
 
     def three_wait(self) -> None:
         self.stand("waits", 0, 2, 3)
@@ -63,7 +64,7 @@ class Run:
 
     def answer(self, *ranks: int, idle: tuple[int, ...] = ()) -> None:
         for rank in ranks:
-            self.monitor.add_stacks(rank, STACK.encode())
+            self.monitor.add_stacks("", wire.StackDump(attempt=0, rank=rank, body=STACK.encode()))
         silent = [rank for rank in range(4) if rank not in ranks] if ranks else []
         self.monitor.host_done("alpha", wire.StacksDone(attempt=0, silent=silent, idle=list(idle)))
 
@@ -77,7 +78,8 @@ class Run:
             for one in range(1, number + 1)
         ]  # fmt: skip
         record = {"entries": calls, "groups": {"0": [0, 1, 2, 3]}, "has_failed": False}
-        self.monitor.add_record(rank, json.dumps(record).encode())
+        dump = wire.Dump(attempt=0, rank=rank, what="flight_recorder", body=json.dumps(record).encode())
+        self.monitor.add_record("", dump)
 
 
 @pytest.fixture
@@ -176,8 +178,9 @@ def test_only_a_rank_that_waits_for_an_upload_is_excused_by_it(
     """One upload that never ends must not hide the hangs of all ranks."""
     run.stand("asks" if asks else "stuck", 0)
     idle = SimpleNamespace(is_busy=False, is_paused=False)
-    engine: Any = SimpleNamespace(
-        _copies=idle, _clock=idle, checkpoints=SimpleNamespace(is_storing_for_ranks=is_busy),
-        hang_monitor=run.monitor, _is_training=True,
+    engine = SimpleNamespace(
+        copies=idle, clock=idle, checkpoints=SimpleNamespace(is_storing_for_ranks=is_busy),
+        hang_monitor=run.monitor, is_training=True,
     )  # fmt: skip
-    assert (Coordinator._hang_deadline(engine) is not None) == is_due
+    loop: Any = SimpleNamespace(engine=engine)
+    assert (Coordinator._hang_deadline(loop) is not None) == is_due

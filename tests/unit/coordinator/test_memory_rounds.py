@@ -17,9 +17,8 @@ from distrain.decisions.checkpoints.site import Site
 from distrain.decisions.events import SendMessage, ShowLine
 from distrain.decisions.hearing import handlers_of
 from distrain.hosts.world import RankPlan, WorldPlan
-from distrain.storage.commit import Commit, CommittedFile, MemoryRound
+from distrain.storage.commit import Commit, CommittedCheckpoint, CommittedFile, MemoryRound, committed, new_manifest
 from distrain.storage.file_transfer import hash_files
-from distrain.storage.records import CommittedCheckpoint, committed_at, new_manifest
 from distrain.storage.retention import best_first
 from distrain.system.log import warn
 from tests.unit.conftest import perform
@@ -94,7 +93,7 @@ class Run:
         saved: list[CommittedCheckpoint] = []
 
         def done(path: Any) -> None:
-            saved.append(replace(committed_at(path, manifest), manifest=manifest))
+            saved.append(replace(committed(path, manifest), manifest=manifest))
             self.ledger.add(*saved)
 
         self.memory.commit(reports, Publish(number, None, manifest, {}, done, fail), keeps_start=False)

@@ -48,7 +48,7 @@ class Run:
 
     def answer(self, results: dict[int, dict[str, float]], model: str = "") -> None:
         for rank, found in results.items():
-            self.tests.handle(wire.Sniffed(attempt=0, rank=rank, results=found, model=model))
+            self.tests.handle("", wire.Sniffed(attempt=0, rank=rank, results=found, model=model))
 
 
 def test_a_slow_host_is_confirmed_with_its_cost_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,9 +18,9 @@ import pytest
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.errors import CheckpointError, StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
-from distrain.storage.commit import Commit, CommittedFile
+from distrain.storage.commit import Commit, CommittedCheckpoint, CommittedFile
 from distrain.storage.files import list_files
-from distrain.storage.records import CommittedCheckpoint, damage_of
+from distrain.storage.records import damage_of
 from tests.conftest import verify_now
 from tests.unit.conftest import commit_now, delete_oldest, perform
 

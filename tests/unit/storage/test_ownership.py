@@ -90,7 +90,7 @@ def test_small_files_are_written_through_no_link(tmp_path: Path, victim: Path) -
 
 def test_logs_are_written_through_no_link(tmp_path: Path, victim: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rank_0.log").symlink_to(victim)
-    logs = RankLogs(lambda attempt, rank: tmp_path / f"rank_{rank}.log", Background(None, "log"))
+    logs = RankLogs(lambda attempt, rank: tmp_path / f"rank_{rank}.log", Background(None, "log"), print)
     logs.of(0).feed(1, b"output\n")
     logs.flush()
     assert victim.read_text() == "precious"

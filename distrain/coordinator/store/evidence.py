@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distrain import wire
+from distrain.decisions.events import AttemptStarts
+from distrain.decisions.hearing import hears
 from distrain.storage.names import evidence_file
 
 if TYPE_CHECKING:
@@ -31,11 +34,22 @@ class Evidence:
         self._store = store
         self.begin(-1)
 
+    @hears(AttemptStarts)
+    def on_attempt(self, _: str, starts: AttemptStarts) -> None:
+        """Begin the folder of an attempt."""
+        self.begin(starts.attempt)
+
     def begin(self, attempt: int) -> None:
         """Begin the folder of an attempt. It is made when there is something to keep."""
         self._attempt, self._snapshots = attempt, 0
         self.folder = self._store.paths.evidence(attempt)
         self.is_empty = True
+
+    @hears(wire.Dump)
+    def on_dump(self, _: str, dump: wire.Dump) -> None:
+        """Keep what a rank has sent."""
+        if dump.what != "last_collectives":
+            self.keep(dump.what, dump.rank, dump.body)
 
     def path(self, what: str, rank: int) -> Path:
         """Return the path of one kind of evidence of a rank. Unknown kinds raise KeyError."""
