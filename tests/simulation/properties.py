@@ -339,6 +339,8 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
     config = play.scenario.checkpoint_config
     if life.was_killed or life.process.error is not None or config.num_to_keep is None or _has(play, *STORAGE_FAULTS):
         return
+    if life.asked_to_stop > 1 and _has(play, "slow disk", "slow bucket"):  # the next start deletes the rest
+        return
     found = {path.name: manifest for path, manifest in _published(play)}
     committed = sorted({fact.index: fact for _, fact in play.told if isinstance(fact, Committed)}.items())
     was_killed = any(life.was_killed for life in play.lives)
@@ -352,6 +354,7 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
     if name and not (play.scenario.rolls_back or play.scenario.validates or play.flipped):  # nothing else gives one up
         is_sure = play.scenario.saving == "all" and not play.scenario.quiet and len(facts) == len(committed)
         is_sure = is_sure and not (was_killed and any(fact.is_in_memory for fact in facts))  # agents store the last one
+        is_sure = is_sure and not _is_hasty(play)  # one that lacks ranks is worse than any other
         complete = facts if is_sure else []  # a better one in memory may have taken its place, and be lost
         best = max(complete, key=lambda fact: score(fact.metrics, name, order), default=None)
         if best and score(best.metrics, name, order) > max(score(metrics, name, order) for metrics in kept.values()):
@@ -465,9 +468,10 @@ def get_checkpoint_never_goes_back(play: Play) -> Iterator[str]:
 def a_run_ends(play: Play) -> Iterator[str]:
     """A run ends soon after the last fault is over: no wait is longer than a lease, a stop or a hang."""
     over = max(
-        (fault.at + fault.lasts + 90 * (fault.kind in ("take over", "debug")) for fault in play.scenario.faults),
+        (fault.at + fault.lasts + 90 * (fault.kind == "take over") for fault in play.scenario.faults),
         default=0.0,
     )
+    over += 90 * sum(fault.kind == "debug" for fault in play.scenario.faults)  # one person after the other
     took = play.ended - over - 40 * (play.scenario.sticks is not None)
     attempts = len(play.first_steps)
     took -= 60 * bool(play.scenario.quiet) * (attempts + play.scenario.lists * play.scenario.steps)
