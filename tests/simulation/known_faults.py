@@ -17,39 +17,39 @@ class Known(NamedTuple):
 KNOWN = [
     Known(
         "checkpoints in the order of their commits, and not of their reports",
-        "coordinator/store/run_store.py",
-        "sorted([*self.committed, *new], key=lambda saved: saved.index)",
-        "[*self.committed, *new]",
+        "decisions/checkpoints/ledger.py",
+        "sorted([*self.all, *new], key=lambda saved: saved.index)",
+        "[*self.all, *new]",
     ),
     Known(
         "committed without ranks that are slow",
-        "decisions/checkpoint_assembly.py",
+        "decisions/checkpoints/assembly.py",
         "        return self._counts.fewest >= ordinal\n",
         "        return self._counts.fewest_above(0) >= ordinal\n",
     ),
     Known(
         "committed although files are still being stored",
-        "decisions/checkpoint_assembly.py",
+        "decisions/checkpoints/assembly.py",
         "        if pending.unstored:\n            return None\n        in_memory = [",
         "        in_memory = [",
     ),
     Known(
         "two ranks store a file of one name at the same time",
-        "decisions/checkpoint_assembly.py",
+        "decisions/checkpoints/assembly.py",
         "            if storing is None:\n",
         "            if True:\n",
     ),
     Known(
         "a part that could not be stored is left out",
-        "decisions/checkpoint_assembly.py",
+        "decisions/checkpoints/assembly.py",
         "        if (problem := pending.problem or _mixed_directories(pending.parts)) is not None:\n",
         "        if (problem := _mixed_directories(pending.parts)) is not None:\n",
     ),
     Known(
         "the checkpoint of the start is deleted while ranks read it",
-        "coordinator/report_handler.py",
-        "        return self.validations.awaits(saved) or (saved.index == self._start and self._is_start_read())\n",
-        "        return self.validations.awaits(saved)\n",
+        "decisions/checkpoints/life.py",
+        "        return self._awaits_validation(saved) or (saved.index == self._start and self._is_start_read())\n",
+        "        return self._awaits_validation(saved)\n",
     ),
     Known(
         "the first report does not read the start",
@@ -59,9 +59,9 @@ KNOWN = [
     ),
     Known(
         "messages of earlier attempts are heard",
-        "coordinator/coordinator.py",
-        '        if getattr(message, "attempt", self._attempt) != self._attempt:\n            return\n',
-        "",
+        "coordinator/engine.py",
+        "        if not isinstance(message, wire.OfAttempt) or message.attempt == self.attempt:\n",
+        "        if True:\n",
     ),
     Known(
         "attempts of a continued run begin at 0 again",
@@ -77,33 +77,33 @@ KNOWN = [
     ),
     Known(
         "the newest checkpoint in memory is not stored at the end",
-        "coordinator/memory_rounds.py",
+        "decisions/checkpoints/rounds.py",
         "        self._is_ending = True\n        self.store_or_copy()\n",
         "        self.store_or_copy()\n",
     ),
     Known(
         "the best checkpoints in memory are lost",
-        "coordinator/memory_rounds.py",
-        "        best = best_first([each.metrics for each in saved], rule)[: rule.num_to_keep or 1]\n",
+        "decisions/checkpoints/ledger.py",
+        "        best = retention.best_first([saved.metrics for saved in self.all], rule)[: rule.num_to_keep or 1]\n",
         "        best = []\n",
     ),
     Known(
         "a round that is being stored is dropped",
-        "coordinator/memory_rounds.py",
-        "[self._start, self._copying, self._storing_name, *(",
-        "[self._start, self._copying, *(",
+        "decisions/checkpoints/rounds.py",
+        "{self._start, self._copying, self._storing_name, name}",
+        "{self._start, self._copying, name}",
     ),
     Known(
         "parts on a lost host are waited for",
-        "coordinator/memory_rounds.py",
+        "decisions/checkpoints/rounds.py",
         "{rank for rank, source in self._storing.sources.items() if source[0] == host}",
         "set()",
     ),
     Known(
         "copies are not used",
-        "coordinator/memory_rounds.py",
-        "            if copies := self._copy_folders.get(kept.name, {}).get(part.copy):\n",
-        "            if False:\n",
+        "decisions/checkpoints/rounds.py",
+        "            if copies := kept and kept.copies and kept.copies.get(part.copy):\n",
+        '            if copies := "":\n',
     ),
     Known(
         "agents delete parts that are being hashed",
@@ -131,7 +131,7 @@ KNOWN = [
     ),
     Known(
         "damaged bytes in memory are stored",
-        "coordinator/memory_rounds.py",
+        "decisions/checkpoints/rounds.py",
         "            if expected[name] != (length, crc):\n",
         "            if False:\n",
     ),
@@ -149,7 +149,7 @@ KNOWN = [
     ),
     Known(
         "a rank that reports while a checkpoint is committed without it is not noticed",
-        "coordinator/report_handler.py",
+        "decisions/checkpoints/life.py",
         "self._bringing.keys() & saved.silent:",
         "():",
     ),
@@ -168,8 +168,8 @@ KNOWN = [
     Known(
         "a collective whose rank has failed is never ended",
         "coordinator/report_handler.py",
-        "                self._do(self._barriers.finished(rank))\n",
-        "",
+        "            self._answer(self._barriers.finished(outcome.rank))\n",
+        "            pass\n",
     ),
     Known(
         "local files are deleted although the checkpoint was dropped",
@@ -185,15 +185,15 @@ KNOWN = [
     ),
     Known(
         "the commit is told after older checkpoints are deleted",
-        "coordinator/report_handler.py",
-        "latest, ranks = self.store.committed[-1], ",
-        "latest, ranks = saved, ",
+        "decisions/checkpoints/life.py",
+        "        latest = self.ledger.all[-1]  # a newer one",
+        "        latest = saved  # a newer one",
     ),
     Known(
         "hangs are not looked for while an upload is open",
         "coordinator/coordinator.py",
-        "waits = (is_storing and self.hang_monitor.standstills.is_asking) or self._clock.is_paused",
-        "waits = is_storing or self._clock.is_paused",
+        "waits = (is_storing and engine.hang_monitor.standstills.is_asking) or engine.clock.is_paused",
+        "waits = is_storing or engine.clock.is_paused",
     ),
     Known(
         "checkpoints are joined by their own number, and not by that of the report",
@@ -209,27 +209,27 @@ KNOWN = [
     ),
     Known(
         "rows are left out only until the next start",
-        "coordinator/store/run_store.py",
-        '        self._note_in_manifest(latest, {"skip_to": self.committed[-1].skip_to})\n',
+        "decisions/checkpoints/ledger.py",
+        '        self._note(latest, {"skip_to": self.all[-1].skip_to})\n',
         "",
     ),
     Known(
         "checkpoints in memory that a Rollback gave up stay",
-        "coordinator/coordinator.py",
-        "        self._memory.drop_others()\n",
-        "",
+        "decisions/checkpoints/life.py",
+        "        self.rounds.drop_others()\n        self._choose_start()\n",
+        "        self._choose_start()\n",
     ),
     Known(
         "a checkpoint is deleted while it is validated",
-        "coordinator/report_handler.py",
-        "        return self.validations.awaits(saved) or (",
+        "decisions/checkpoints/life.py",
+        "        return self._awaits_validation(saved) or (",
         "        return (",
     ),
     Known(
         "a new start forgets the validations that wait",
-        "coordinator/coordinator.py",
-        "            self._validations.start(self._loop)\n",
-        "            self._validations._loop = self._loop\n",
+        "decisions/checkpoints/life.py",
+        "            for saved in filter(self._awaits_validation, self.ledger.all):\n",
+        "            for saved in ():\n",
     ),
     Known(
         "files are not flushed before the commit",
@@ -251,21 +251,21 @@ KNOWN = [
     ),
     Known(
         "a mover is ended while it fetches the last checkpoint in memory",
-        "coordinator/coordinator.py",
-        "        if not self._memory.is_storing:  # that waits for what is fetched\n",
+        "coordinator/engine.py",
+        "        if not self.checkpoints.rounds.is_storing:  # that waits for what is fetched\n",
         "        if True:\n",
     ),
     Known(
         "ranks of hosts without the storage are told to copy their files themselves",
-        "coordinator/report_handler.py",
-        " or self.store.is_remote or self.lacks_storage(report.rank)",
-        " or self.store.is_remote",
+        "decisions/checkpoints/site.py",
+        " or self.is_remote or self.lacks_storage(self.host_of(report.rank))",
+        " or self.is_remote",
     ),
     Known(
         "agents without the storage store a checkpoint there when the coordinator is gone",
-        "coordinator/coordinator.py",
-        'storage_of=lambda host: "" if store.is_remote or lacks_storage(host) else str(store.location)',
-        'storage_of=lambda host: "" if store.is_remote else str(store.location)',
+        "decisions/checkpoints/site.py",
+        '"" if self.is_remote or self.lacks_storage(host) else str(self.location)',
+        '"" if self.is_remote else str(self.location)',
     ),
     Known(
         "a rank that asks for a checkpoint which its host has already is not answered",
@@ -282,7 +282,7 @@ KNOWN = [
     Known(
         "files on a lost host that later attempts do without are not named",
         "coordinator/host_files.py",
-        "        for host in self._lost.keys() & self._announced:\n",
+        "        for host in self._lost & self._announced:\n",
         "        for host in ():\n",
     ),
     Known(
@@ -306,7 +306,7 @@ KNOWN = [
     Known(
         "checkpoints that were not committed stay in the bucket",
         "coordinator/store/remote_store.py",
-        "uncommitted = sorted(set(self._directories.values()) - committed)",
+        "uncommitted = sorted(set(self._directories.values()) - self.ledger.names)",
         "uncommitted: list[str] = []",
     ),
     Known(
@@ -317,7 +317,7 @@ KNOWN = [
     ),
     Known(
         "files that a lost host was to store are waited for",
-        "coordinator/report_handler.py",
+        "decisions/checkpoints/life.py",
         "        self._uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in ranks}\n",
         "",
     ),
@@ -337,7 +337,7 @@ KNOWN = [
     Known(
         "timers run while a person looks at a rank",
         "coordinator/coordinator.py",
-        "            self._clock.pause()\n",
+        "            engine.clock.pause()\n",
         "            pass\n",
     ),
     Known(
@@ -348,7 +348,7 @@ KNOWN = [
     ),
     Known(
         "no hang is shown once a host is lost whose ranks had finished",
-        "coordinator/coordinator.py",
+        "coordinator/engine.py",
         "        hosts = self.machine.living_hosts\n",
         "        hosts = list(self.machine.plan.hosts)\n",
     ),
@@ -360,9 +360,9 @@ KNOWN = [
     ),
     Known(
         "a checkpoint that waits for its validation is queued again by a restart",
-        "coordinator/validations.py",
-        " and self._request.validator is not None and not self.awaits(saved):\n",
-        " and self._request.validator is not None:\n",
+        "decisions/checkpoints/life.py",
+        "        if not self._has_queued_validations:\n",
+        "        if True:\n",
     ),
     Known(
         "ranks that say nothing are not asked where they are",
@@ -396,8 +396,8 @@ KNOWN = [
     ),
     Known(
         "get_checkpoint() does not wait for files that are listed once slow ranks are written off",
-        "coordinator/report_handler.py",
-        "(self.store.is_committing or self.awaits_uploads())",
-        "self.store.is_committing",
+        "decisions/checkpoints/life.py",
+        "(self.is_committing or self.awaits_uploads())",
+        "self.is_committing",
     ),
 ]
