@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
@@ -49,8 +50,8 @@ class Coordinator:
         """True once a stop was requested again after the training."""
         self._signalled_hosts_with: str | None = None
         """The signal of the scheduler that stopped the run through a host, until it has reached this process, too."""
-        actions = {
-            STACKS: engine.hang_monitor.answer,
+        actions: dict[str, Callable[[Callable[[str], None], str], None]] = {
+            STACKS: partial(engine.watch, engine.hangs.answer),
             STOP: lambda reply, _: self._on_stop_request(reply),
             DEBUG: engine.debuggers.connect,
             PROFILE: engine.take_profile,
@@ -107,36 +108,30 @@ class Coordinator:
     def _arm_timers(self) -> None:
         """Set one timer for each part that has a deadline."""
         engine = self.engine
-        self._pause_or_resume()
+        self._note_waits()
         for name, moment, callback in (
             ("machine", None if engine.is_over else engine.machine.deadline(), lambda: engine.happened(events.Tick())),
             ("reports", engine.reports.deadline(), engine.reports.tick),
             ("checkpoints", engine.clock.monotonic(engine.checkpoints.deadline()), lambda: engine.desk.handle(Tick())),
             ("observers", engine.observers.deadline(), lambda: engine.observers.tick(time.monotonic())),
             ("validations", engine.validations.deadline(), engine.validations.tick),
-            ("hang_monitor", self._hang_deadline(), engine.hang_monitor.tick),
+            ("hangs", engine.hangs.deadline(), lambda: engine.watch(engine.hangs.tick)),
         ):
             if moment is None:
                 engine.loop.cancel(name)
             else:
                 engine.loop.call_at(name, moment, callback)
 
-    def _pause_or_resume(self) -> None:
-        """Stop the timers of the training while a rank waits for a person: other ranks wait for it."""
+    def _note_waits(self) -> None:
+        """Note that ranks wait for files, or for a person. Other ranks wait for the latter, so their time stops."""
         engine, is_waiting = self.engine, self.engine.debuggers.is_waiting
-        engine.observers.status.is_debugged = is_waiting
+        engine.observers.status.is_debugged = engine.hangs.is_debugged = is_waiting
+        engine.hangs.is_serving = engine.copies.is_busy or engine.checkpoints.is_storing_for_ranks
         if is_waiting:
             engine.clock.pause()
         elif engine.clock.is_paused:
             engine.clock.resume()
-            engine.hang_monitor.progress()
-
-    def _hang_deadline(self) -> float | None:
-        """Return None while a rank waits for files of a checkpoint, which isn't a hang, or for a person."""
-        engine = self.engine
-        is_storing = engine.copies.is_busy or engine.checkpoints.is_storing_for_ranks
-        waits = (is_storing and engine.hang_monitor.standstills.is_asking) or engine.clock.is_paused
-        return engine.hang_monitor.deadline() if engine.is_training and not waits else None
+            engine.watch(engine.hangs.progress)
 
     def _flush(self) -> None:
         self.engine.reports.flush()
@@ -164,7 +159,7 @@ class Coordinator:
                     verifying=checkpoints.is_verifying or checkpoints.is_gathering, copying=copying
                 )
             case RunState.SAVING:
-                standing = {*engine.hang_monitor.standstills.waiting, *engine.reports.waiting}
+                standing = {*engine.hangs.standstills.waiting, *engine.reports.waiting}
                 return events.Outstanding(saving=checkpoints.in_progress(machine.failed_ranks, standing))
         rounds = checkpoints.rounds
         committing = checkpoints.is_committing or rounds.is_settling

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.observer import AttemptBegan, AttemptEnded, RankEnded
@@ -16,7 +17,6 @@ from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.coordinator.checkpoint_desk import CheckpointDesk
 from distrain.coordinator.debuggers import Debuggers
 from distrain.coordinator.fitness.sniff_tests import SniffTests
-from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles
 from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.report_handler import ReportHandler
@@ -28,6 +28,7 @@ from distrain.decisions import events
 from distrain.decisions.blame import culprit_first
 from distrain.decisions.checkpoints.life import Checkpoints
 from distrain.decisions.checkpoints.site import Site
+from distrain.decisions.health.hangs import Hangs, Keep, Reply
 from distrain.decisions.hearing import handlers_of, hears
 from distrain.decisions.run_machine import HEARS as MACHINE_HEARS
 from distrain.decisions.run_machine import RunStateMachine
@@ -40,7 +41,7 @@ from distrain.system.stacks import native_reason
 from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
     from distrain.api.config import CheckpointConfig
     from distrain.coordinator.host_files import Shipping
@@ -146,15 +147,12 @@ class Engine:
             imports=self.host_files.imports,
         )
         self.evidence = Evidence(store)
-        self.hang_monitor = HangMonitor(
-            self.loop,
-            self.evidence,
+        self.hangs = Hangs(
             request.failure_config,
-            ask_for_stacks=self._ask_for_stacks,
-            ask_ranks=self._ask_ranks,
-            is_training=lambda: self.is_training,
-            on_hang=self._on_hang,
-            tell=observers.tell,
+            hosts=lambda: self.machine.living_hosts if self.is_training else [],
+            at_work=observers.status.at_work,
+            since_1970=lambda moment: time.time() - (time.monotonic() - moment),
+            folder=lambda: self.evidence.folder,
         )
         self.debuggers = Debuggers(
             self.loop,
@@ -168,9 +166,11 @@ class Engine:
         observers.add(sniff_tests)
         self._handlers: dict[type, list[Handler]] = {}
         """Who hears a kind of message or event, in the order in which they hear it. The run machine is the last."""
-        parts = (self, self.manifest, self.hang_monitor, self.evidence, self.debuggers, self.outputs, sniff_tests)
+        self.add_part(self)
+        self.add_part(self.manifest)
+        self._add_handlers({kind: partial(self.watch, hear) for kind, hear in handlers_of(self.hangs).items()})
         files = (self.host_files, self.launch_checks, self.copies)
-        for part in (*parts, *files):
+        for part in (self.evidence, self.debuggers, self.outputs, sniff_tests, *files):
             self.add_part(part)
         self._add_handlers(self.desk.handlers)
         self.add_part(self.reports)
@@ -238,9 +238,28 @@ class Engine:
             warn(why)
         self.happened(events.StorageFailed(why))
 
-    def _on_hang(self, hang: events.HangDetected) -> None:
-        self.launch_checks.forget()
-        self.happened(hang)
+    def watch(self, what: Callable[..., None], *facts: Any) -> None:
+        """Call a method of :attr:`hangs`, and do what follows from that."""
+        self.hangs.now = time.monotonic()
+        what(*facts)
+        actions, self.hangs.actions = self.hangs.actions, []
+        for action in actions:
+            match action:
+                case wire.ToWorker():
+                    self.send_to_rank(action)
+                case events.SendMessage(host, message):
+                    self.ranks.send(host, message)
+                case events.ShowLine():
+                    _show(action)
+                case events.HangDetected():
+                    self.launch_checks.forget()
+                    self.happened(action)
+                case Keep(kind, rank, body):
+                    self.evidence.keep(kind, rank, body)
+                case Reply(reply, text):
+                    reply(text)
+                case _:
+                    self.observers.tell(action)
 
     def refuse(self, host: str, why: str) -> None:
         """End the run because a host cannot train."""
@@ -370,19 +389,6 @@ class Engine:
     def _send_to_debugger(self, rank: int, body: bytes, opens: str) -> None:
         if self.machine.attempt_is_active and not self.is_over:
             self.send_to_rank(wire.DebuggerInput(attempt=self.attempt, rank=rank, body=body, opens=opens))
-
-    def _ask_for_stacks(self, watches: bool) -> list[str]:
-        if not self.is_training:
-            return []
-        self._ask_ranks(wire.TellStandstill, self.observers.status.at_work())
-        hosts = self.machine.living_hosts
-        for name in hosts:
-            self.ranks.send(name, wire.TakeStacks(attempt=self.attempt, watches=watches))
-        return hosts
-
-    def _ask_ranks(self, question: type[wire.ToWorker], ranks: Collection[int]) -> None:
-        for rank in ranks:
-            self.send_to_rank(question(attempt=self.attempt, rank=rank))
 
     def take_profile(self, reply: Callable[[str], None], argument: str) -> None:
         """Have a rank profiled, and reply with the path of the file that appears when its profile is there."""

@@ -191,9 +191,9 @@ KNOWN = [
     ),
     Known(
         "hangs are not looked for while an upload is open",
-        "coordinator/coordinator.py",
-        "waits = (is_storing and engine.hang_monitor.standstills.is_asking) or engine.clock.is_paused",
-        "waits = is_storing or engine.clock.is_paused",
+        "decisions/health/hangs.py",
+        "(self.is_serving and self.standstills.is_asking)",
+        "self.is_serving",
     ),
     Known(
         "checkpoints are joined by their own number, and not by that of the report",
@@ -323,7 +323,7 @@ KNOWN = [
     ),
     Known(
         "a rank that was stopped while it waited is not to blame",
-        "coordinator/hang_monitor.py",
+        "decisions/health/hangs.py",
         "        self.standstills.note_mute(self._silent & self._hang.waiting.keys())  # stopped while they waited\n",
         "",
     ),
@@ -349,12 +349,12 @@ KNOWN = [
     Known(
         "no hang is shown once a host is lost whose ranks had finished",
         "coordinator/engine.py",
-        "        hosts = self.machine.living_hosts\n",
-        "        hosts = list(self.machine.plan.hosts)\n",
+        "hosts=lambda: self.machine.living_hosts if",
+        "hosts=lambda: list(self.machine.plan.hosts) if",
     ),
     Known(
         "a hang whose rank then finishes never ends",
-        "coordinator/hang_monitor.py",
+        "decisions/health/hangs.py",
         "        if ok:\n            self._note_move()\n",
         "",
     ),
@@ -366,7 +366,7 @@ KNOWN = [
     ),
     Known(
         "ranks that say nothing are not asked where they are",
-        "coordinator/hang_monitor.py",
+        "decisions/health/hangs.py",
         "        elif not self._looks and (unheard",
         "        elif False and (unheard",
     ),

@@ -341,8 +341,8 @@ class Run:
             logs=logs,
             page=str(self.store.paths.page) if self._storage_works(end) and not self.store.is_remote else None,
             last_lines=engine.outputs.last_words(),
-            where=engine.hang_monitor.locations(end.stopped_ranks),
-            collectives=engine.hang_monitor.collectives(),
+            where=engine.hangs.locations(end.stopped_ranks),
+            collectives=engine.hangs.collectives(),
             is_stuck=self._continued and engine.reports.last is None,
             evidence=None if evidence.is_empty else self.store.display_path(evidence.folder),
         )

@@ -3,70 +3,64 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from distrain import wire
 from distrain.api.config import FailureConfig
-from distrain.coordinator import hang_monitor
-from distrain.coordinator.coordinator import Coordinator
-from distrain.coordinator.hang_monitor import HangMonitor
+from distrain.api.observer import Fact
+from distrain.decisions.events import HangDetected
+from distrain.decisions.health.hangs import Hangs
 from distrain.decisions.health.standstills import HANG_S, MUTE_S
-
-if TYPE_CHECKING:
-    from distrain.decisions.events import HangDetected
 
 STACK = 'Thread 0x1:\n  File "/home/a.py", line 7 in load\n  File "/d/worker/main.py", line 1 in run_worker\n'
 
 
 class Run:
-    """A run of four ranks on one host, without a coordinator. It is the loop and the evidence folder, too."""
+    """A run of four ranks on one host, without a coordinator."""
 
-    folder = "evidence"
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, config: FailureConfig | None = None, ranks: int = 4) -> None:
-        self.timers: dict[str, Any] = {}
+    def __init__(self, config: FailureConfig | None = None, ranks: int = 4) -> None:
         self.told: list[Any] = []
         self.ended: list[HangDetected] = []
         self.now = 1000.0
-        monkeypatch.setattr(hang_monitor.time, "monotonic", lambda: self.now)
-        this: Any = self
-        self.monitor = HangMonitor(
-            this, this, config or FailureConfig(), ask_for_stacks=lambda watches: ["alpha"],
-            ask_ranks=lambda question, ranks: None, is_training=lambda: True, on_hang=self.ended.append,
-            tell=self.told.append,
+        self.monitor = Hangs(
+            config or FailureConfig(), hosts=lambda: ["alpha"], at_work=lambda: range(ranks),
+            since_1970=lambda moment: moment, folder=lambda: "evidence", now=self.now,
         )  # fmt: skip
-        self.monitor.begin(ranks)
+        self.monitor.begin(0, ranks)
         self.monitor.standstills.ranks.update(range(ranks))
 
-    def call_in(self, name: str, delay_s: float, callback: Any) -> None:
-        self.timers[name] = callback
+    def do(self, what: Any, *facts: Any) -> None:
+        self.monitor.now = self.now
+        what(*facts)
+        actions, self.monitor.actions = self.monitor.actions, []
+        self.told += [action for action in actions if isinstance(action, Fact)]
+        self.ended += [action for action in actions if isinstance(action, HangDetected)]
 
-    def cancel(self, name: str) -> None:
-        self.timers.pop(name, None)
+    def tick(self) -> None:
+        self.do(self.monitor.tick)
 
     def fire(self, name: str) -> None:
-        self.timers.pop(name)()
-
-    def keep(self, what: str, rank: int, body: bytes) -> None:
-        """Keep no stacks."""
+        """Let the time of a timer come, and nothing else."""
+        self.do(self.monitor._timers.pop(name)[1])
 
     def stand(self, state: str, *ranks: int, seconds: float = MUTE_S) -> None:
         place = "all_reduce (a.py:9)" if state else ""
         for rank in ranks:
-            self.monitor.heard("", wire.Standstill(attempt=0, rank=rank, state=state, place=place, seconds=seconds))
+            self.do(
+                self.monitor.heard, "", wire.Standstill(attempt=0, rank=rank, state=state, place=place, seconds=seconds)
+            )
 
     def three_wait(self) -> None:
         self.stand("waits", 0, 2, 3)
-        self.monitor.tick()
+        self.tick()
 
     def answer(self, *ranks: int, idle: tuple[int, ...] = ()) -> None:
         for rank in ranks:
-            self.monitor.add_stacks("", wire.StackDump(attempt=0, rank=rank, body=STACK.encode()))
+            self.do(self.monitor.add_stacks, "", wire.StackDump(attempt=0, rank=rank, body=STACK.encode()))
         silent = [rank for rank in range(4) if rank not in ranks] if ranks else []
-        self.monitor.host_done("alpha", wire.StacksDone(attempt=0, silent=silent, idle=list(idle)))
+        self.do(self.monitor.host_done, "alpha", wire.StacksDone(attempt=0, silent=silent, idle=list(idle)))
 
     def record(self, rank: int, number: int, *, pending: bool = True) -> None:
         calls = [
@@ -79,12 +73,12 @@ class Run:
         ]  # fmt: skip
         record = {"entries": calls, "groups": {"0": [0, 1, 2, 3]}, "has_failed": False}
         dump = wire.Dump(attempt=0, rank=rank, what="flight_recorder", body=json.dumps(record).encode())
-        self.monitor.add_record("", dump)
+        self.do(self.monitor.add_record, "", dump)
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    return Run(monkeypatch)
+def run() -> Run:
+    return Run()
 
 
 def test_a_rank_whose_threads_cannot_run_and_that_does_nothing_is_stuck(run: Run) -> None:
@@ -104,7 +98,7 @@ def test_a_rank_whose_threads_cannot_run_and_that_does_nothing_is_stuck(run: Run
 def test_a_rank_that_was_stopped_while_it_waited_is_to_blame(run: Run) -> None:
     run.stand("blocked", 0, 1, 2, 3, seconds=0.0)
     run.now += HANG_S
-    run.monitor.tick()
+    run.tick()
     run.fire("records")
     assert not run.told  # the stacks may show more
     run.answer(0, 1, 3)
@@ -132,16 +126,16 @@ def test_a_rank_that_was_mute_is_not_accused_again(run: Run, sign: int) -> None:
     assert len(run.told) == 2
 
 
-def test_what_is_imported_before_the_first_worker_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(monkeypatch, FailureConfig(hang_timeout_s=60, hang_report_s=None), ranks=0)
+def test_what_is_imported_before_the_first_worker_is_not_counted() -> None:
+    run = Run(FailureConfig(hang_timeout_s=60, hang_report_s=None), ranks=0)
     for workers in ([], [], [0, 1, 2, 3]):
         assert run.monitor.deadline() == run.now + 60
         run.now += 60
-        run.monitor.tick()
+        run.tick()
         run.answer(*workers)
         assert run.ended == []
     run.now += 60
-    run.monitor.tick()
+    run.tick()
     run.answer(0, 1, 2, 3)
     assert [hang.after_s for hang in run.ended] == [60]
 
@@ -150,10 +144,10 @@ def test_what_is_imported_before_the_first_worker_is_not_counted(monkeypatch: py
 def test_a_deadlock_ends_the_attempt_unless_it_changes(run: Run, changes: str) -> None:
     """Rank 1 finishes after its first collective, and the others wait for it in the second one."""
     run.record(1, 1, pending=False)
-    run.monitor.rank_ended(1, ok=True)
+    run.do(run.monitor.on_outcome, "", wire.Outcome(attempt=0, rank=1, ok=True, stage="run", body=b""))
     run.stand("blocked", 0, 2, 3, seconds=0.0)
     run.now += HANG_S
-    run.monitor.tick()
+    run.tick()
     for rank in (0, 2, 3):
         run.record(rank, 2)
     run.answer(0, 2, 3)
@@ -177,10 +171,5 @@ def test_only_a_rank_that_waits_for_an_upload_is_excused_by_it(
 ) -> None:
     """One upload that never ends must not hide the hangs of all ranks."""
     run.stand("asks" if asks else "stuck", 0)
-    idle = SimpleNamespace(is_busy=False, is_paused=False)
-    engine = SimpleNamespace(
-        copies=idle, clock=idle, checkpoints=SimpleNamespace(is_storing_for_ranks=is_busy),
-        hang_monitor=run.monitor, is_training=True,
-    )  # fmt: skip
-    loop: Any = SimpleNamespace(engine=engine)
-    assert (Coordinator._hang_deadline(loop) is not None) == is_due
+    run.monitor.is_serving = is_busy
+    assert (run.monitor.deadline() is not None) == is_due

@@ -1,22 +1,24 @@
-"""Detection of hangs, and the stacks of the ranks for it and on demand. Runs in: coordinator."""
+"""Hangs: who is stuck, who waits, and the stacks of the ranks for that and on demand. Runs in: coordinator.
+
+Pure: no I/O, no clock. Messages of ranks and hosts go in, and moments that come; what has to be done about them comes
+out.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from distrain import wire
 from distrain.api.observer import HangBegan, HangEnded
-from distrain.decisions.events import AttemptEnded, AttemptStarts, HangDetected
+from distrain.decisions.events import AttemptEnded, AttemptStarts, HangDetected, SendMessage, ShowLine
 from distrain.decisions.health.collectives import Comparison, compare
 from distrain.decisions.health.standstills import Hang, Standstills
 from distrain.decisions.hearing import hears
-from distrain.system.log import say, warn
 from distrain.system.stacks import location, places_of, summarize_stacks, suspects
 from distrain.system.text import duration, name_ranks
 
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from distrain.api.config import FailureConfig
-    from distrain.api.observer import Fact
-    from distrain.coordinator.store.evidence import Evidence
-    from distrain.system.loop import Loop
 
 STACKS_TIMEOUT_S = 3.0
 """Seconds to wait for the stacks of all hosts before those that have arrived are shown."""
@@ -41,25 +40,46 @@ _PROOF_S = 8.0
 _Lines: TypeAlias = "tuple[str, ...]"
 
 
-@dataclass(eq=False)
-class HangMonitor:
-    """Observe the progress of each attempt, and take stacks of its ranks.
+class Keep(NamedTuple):
+    """Keep a piece of evidence."""
 
-    ask_for_stacks: makes every host take stacks, and returns the names of the hosts; if its argument is true, the hosts
-    also watch which ranks make progress. ask_ranks: sends ranks a question.
-    is_training: tells whether ranks are at work.
-    on_hang: called when there was no progress for ``FailureConfig.hang_timeout_s``, or when there can be none.
-    tell: tells observers a fact.
+    what: str
+    rank: int
+    body: bytes
+
+
+class Reply(NamedTuple):
+    """Answer a person who has asked for stacks."""
+
+    reply: Callable[[str], None]
+    text: str
+
+
+if TYPE_CHECKING:
+    Action = wire.ToWorker | SendMessage | ShowLine | HangDetected | HangBegan | HangEnded | Keep | Reply
+
+
+@dataclass(eq=False)
+class Hangs:
+    """The hangs of each attempt, and the stacks of its ranks.
+
+    Whoever calls a method sets ``now`` before, and does afterwards what is in ``actions``.
+    is_serving: files are being stored for ranks, or brought to them; nothing hangs while a rank waits for that.
+    is_debugged: a rank waits for a person, and others for it.
+
+    hosts: returns those of the attempt that are not lost; none while no rank is at work. at_work: returns the ranks
+    that have not ended. since_1970: turns a moment into seconds since 1970. folder: returns where evidence is kept.
     """
 
-    loop: Loop
-    evidence: Evidence
     config: FailureConfig
-    ask_for_stacks: Callable[[bool], list[str]]
-    ask_ranks: Callable[[type[wire.ToWorker], Collection[int]], None]
-    is_training: Callable[[], bool]
-    on_hang: Callable[[HangDetected], None]
-    tell: Callable[[Fact], None]
+    hosts: Callable[[], list[str]]
+    at_work: Callable[[], Collection[int]]
+    since_1970: Callable[[float], float]
+    folder: Callable[[], object]
+    now: float = 0.0
+    is_serving: bool = False
+    is_debugged: bool = False
+    actions: list[Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         limits = ((self.config.hang_report_s, self._warn_of_silence), (self.config.hang_timeout_s, self._time_out))
@@ -67,8 +87,10 @@ class HangMonitor:
         self._limits = sorted(chosen, key=itemgetter(0))
         self.begin()
 
-    def begin(self, ranks: int = 0) -> None:
+    def begin(self, attempt: int = -1, ranks: int = 0) -> None:
         """Forget the last attempt. ``ranks``: the number of those of the next one."""
+        self._attempt = attempt
+        self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
         self.standstills = Standstills(expected=ranks)
         """Read it. The engine adds the ranks that enter train_func."""
         self._records: dict[int, dict[str, Any]] = {}
@@ -86,7 +108,7 @@ class HangMonitor:
         """True once a worker was seen, even outside train_func."""
         self._awaited_hosts: set[str] = set()
         self._callbacks: list[Callable[[_Lines], None]] = []
-        self._progress_at = time.monotonic()
+        self._progress_at = self.now
         self._exceeded = 0
         """The limits that have been exceeded since the last progress."""
         self._hung_since: float | None = None
@@ -95,7 +117,7 @@ class HangMonitor:
     @hears(AttemptStarts)
     def on_attempt(self, _: str, starts: AttemptStarts) -> None:
         """Begin with the ranks of an attempt."""
-        self.begin(len(starts.plan.ranks))
+        self.begin(starts.attempt, len(starts.plan.ranks))
 
     @hears(AttemptEnded)
     def on_attempt_end(self, _: str, ended: AttemptEnded) -> None:
@@ -106,7 +128,7 @@ class HangMonitor:
         """Record the hang that has ended, if there was one."""
         hang, self._hang = self._hang, None
         if self._hung_since is not None:
-            self.tell(HangEnded(self._hung_since, "" if hang is None else hang.headline()))
+            self.actions.append(HangEnded(self._hung_since, "" if hang is None else hang.headline()))
             self._hung_since = None
 
     @hears(
@@ -130,7 +152,7 @@ class HangMonitor:
 
     def progress(self) -> None:
         """Note that a rank has reported or printed something. Called for every report, so it has to be cheap."""
-        self._progress_at = time.monotonic()
+        self._progress_at = self.now
         if self._exceeded and self._hang is None:
             self.end_hang()
         self._exceeded = 0
@@ -154,7 +176,7 @@ class HangMonitor:
 
     def rank_ended(self, rank: int, *, ok: bool) -> None:
         """Note that a rank has left train_func."""
-        self.standstills.ended(rank, time.monotonic(), ok=ok)
+        self.standstills.ended(rank, self.now, ok=ok)
         self._judged = False
         if ok:
             self._note_move()
@@ -162,10 +184,10 @@ class HangMonitor:
     @hears(wire.Standstill)
     def heard(self, _: str, message: wire.Standstill) -> None:
         """Note that a rank stands still, or moves again."""
-        if not self.is_training():
+        if not self.hosts():
             return
         was_asking = self.standstills.is_asking
-        self.standstills.heard(message, time.monotonic())
+        self.standstills.heard(message, self.now)
         if was_asking and not self.standstills.is_asking:
             self.progress()  # it has its answer, and trains
         if not message.state:
@@ -178,7 +200,7 @@ class HangMonitor:
         """End the hang, if there is one: a rank has moved, or finished."""
         if self._hang is not None:
             if self._hung_since is not None:
-                say(f"the ranks move again, after {duration(time.monotonic() - self._hang.since)}")
+                self._show(f"the ranks move again, after {duration(self.now - self._hang.since)}", is_news=True)
             self.end_hang()
 
     @hears(wire.Dump)
@@ -198,21 +220,21 @@ class HangMonitor:
         if hang is not None and self._hang is None:
             self._hang = hang
             self._take_stacks(lambda lines: None)
-            self.ask_ranks(wire.DumpRecorder, self.standstills.ranks)
-            self.loop.call_in("records", _RECORDS_S, self._show_hang)
+            self._ask(wire.DumpRecorder, self.standstills.ranks)
+            self._later("records", _RECORDS_S, self._show_hang)
         elif not self._looks and (unheard := self.standstills.unheard(now)):
             self._looks = True
-            self.ask_ranks(wire.TellStandstill, unheard)
-            self.loop.call_in("answers", _ANSWER_S, self._look_at_unheard)
+            self._ask(wire.TellStandstill, unheard)
+            self._later("answers", _ANSWER_S, self._look_at_unheard)
 
     def _look_at_unheard(self) -> None:
-        if self.standstills.unheard(time.monotonic()):
+        if self.standstills.unheard(self.now):
             self._take_stacks(self._note_silence, watches=True)
         else:
             self._looks = False
 
     def _note_silence(self, _: _Lines) -> None:
-        self._looks, now = False, time.monotonic()
+        self._looks, now = False, self.now
         unheard = self.standstills.unheard(now)
         self.standstills.note_busy(unheard - self._silent - self._idle, now)
         self.standstills.note_mute(unheard & self._silent)
@@ -231,21 +253,21 @@ class HangMonitor:
             self._hang, self._judged = None, False
             return
         self.standstills.note_mute(self._silent & self._hang.waiting.keys())  # stopped while they waited
-        hang = self.standstills.hang(time.monotonic()) or self._hang
+        hang = self.standstills.hang(self.now) or self._hang
         hang = self._hang = replace(hang, collectives=self.collectives())
-        self.tell(HangBegan(hang.headline(), self._note_hang(hang.since), hang.culprits, hang.headline))
+        self.actions.append(HangBegan(hang.headline(), self._note_hang(hang.since), hang.culprits, hang.headline))
         if self._shown < _MOST_SHOWN:
             self._shown += 1
-            where = f"stacks and flight recorders: {self.evidence.folder}"
-            warn("\n    ".join([*self._evidence_lines(), *[hang.collectives.cure] * (not hang.stuck), where]))
+            where = f"stacks and flight recorders: {self.folder()}"
+            self._show(*self._evidence_lines(), *[hang.collectives.cure] * (not hang.stuck), where)
         if hang.stranded and self.config.hang_timeout_s is not None:
-            self.loop.call_in("records", _PROOF_S, partial(self._prove, hang))
+            self._later("records", _PROOF_S, partial(self._prove, hang))
 
     def _prove(self, hang: Hang) -> None:
         """Look again at ranks that wait for one that has finished."""
         if self._hang is hang:
-            self.ask_ranks(wire.DumpRecorder, self.standstills.ranks)
-            self.loop.call_in("records", _RECORDS_S, partial(self._take_stacks, partial(self._end_deadlock, hang)))
+            self._ask(wire.DumpRecorder, self.standstills.ranks)
+            self._later("records", _RECORDS_S, partial(self._take_stacks, partial(self._end_deadlock, hang)))
 
     def _end_deadlock(self, hang: Hang, lines: _Lines) -> None:
         """End the attempt if nothing has changed."""
@@ -257,25 +279,48 @@ class HangMonitor:
                 f"{waiting} can only wait for {gone}, which finished train_func, so the attempt ends; "
                 "FailureConfig(hang_timeout_s=None) would let it wait"
             )
-            self._time_out(round(time.monotonic() - hang.since), lines, deadlock)
+            self._time_out(round(self.now - hang.since), lines, deadlock)
 
     def _evidence_lines(self) -> list[str]:
         """Return what is known about the hang, beside the stacks."""
-        hang = [] if self._hang is None else [self._hang.text(time.monotonic())]
+        hang = [] if self._hang is None else [self._hang.text(self.now)]
         return [*hang, *self.collectives().sentences]
 
     # -- no progress ----------------------------------------------------------------------------------------------
 
+    def _ask(self, question: type[wire.ToWorker], ranks: Collection[int]) -> None:
+        self.actions += [question(attempt=self._attempt, rank=rank) for rank in ranks]
+
+    def _show(self, *lines: str, is_news: bool = False) -> None:
+        self.actions.append(ShowLine("\n    ".join(lines), is_news=is_news))
+
+    def _later(self, name: str, delay_s: float, then: Callable[[], None]) -> None:
+        """Call ``then`` when a :meth:`tick` comes after so many seconds. It replaces another one by that name."""
+        self._timers[name] = self.now + delay_s, then
+
     def deadline(self) -> float | None:
-        """Return when to call :meth:`tick` while ranks are at work (time.monotonic), or None."""
-        moments = [self._progress_at + limit_s for limit_s, _ in self._limits[self._exceeded :]]
-        if not self._judged and (standing := self.standstills.deadline()) is not None:
-            moments.append(standing)
+        """Return when to call :meth:`tick`, or None."""
+        moments = [moment for moment, _ in self._timers.values()]
+        if self._may_hang:
+            moments += [self._progress_at + limit_s for limit_s, _ in self._limits[self._exceeded :]]
+            if not self._judged and (standing := self.standstills.deadline()) is not None:
+                moments.append(standing)
         return min(moments, default=None)
+
+    @property
+    def _may_hang(self) -> bool:
+        is_excused = self.is_debugged or (self.is_serving and self.standstills.is_asking)
+        return bool(self.hosts()) and not is_excused
 
     def tick(self) -> None:
         """Judge the standstills of the ranks. Take stacks if a limit has been exceeded."""
-        now = time.monotonic()
+        now = self.now
+        for name, timer in list(self._timers.items()):
+            if now >= timer[0] and self._timers.get(name) is timer:
+                del self._timers[name]
+                timer[1]()
+        if not self._may_hang:
+            return
         if not self._judged:
             self._judge(now)
         for limit_s, action in self._limits[self._exceeded :]:
@@ -297,19 +342,18 @@ class HangMonitor:
             action(limit_s, lines)
 
     def _note_hang(self, since: float) -> float:
-        self._hung_since = self._hung_since or time.time() - (time.monotonic() - since)
+        self._hung_since = self._hung_since or self.since_1970(since)
         return self._hung_since
 
     def _warn_of_silence(self, after_s: float, lines: _Lines) -> None:
         """Show where all ranks are, without ending the attempt."""
-        folder = self.evidence.folder
-        where_stacks_are = f"stacks are in {folder}" if lines else "no rank has been started yet"
+        where_stacks_are = f"stacks are in {self.folder()}" if lines else "no rank has been started yet"
         head = f"no rank has reported or printed anything for {after_s:g} s; {where_stacks_are}"
-        warn("\n    ".join([head, *lines]))
+        self._show(head, *lines)
 
     def _time_out(self, after_s: float, lines: _Lines, deadlock: str = "") -> None:
         blamed = suspects(self._stacks, silent=self._silent) if self._hang is None else self._hang.culprits
-        self.on_hang(HangDetected(after_s, (*self._evidence_lines(), *lines), tuple(blamed), deadlock))
+        self.actions.append(HangDetected(after_s, (*self._evidence_lines(), *lines), tuple(blamed), deadlock))
 
     # -- taking stacks --------------------------------------------------------------------------------------------
 
@@ -322,8 +366,11 @@ class HangMonitor:
         if len(self._callbacks) > 1:
             return
         self._stacks, self._silent, self._idle = {}, set(), set()
-        self._awaited_hosts = set(self.ask_for_stacks(watches))
-        self.loop.call_in("stacks", STACKS_TIMEOUT_S if self._awaited_hosts else 0.0, self._complete)
+        hosts = self.hosts()
+        self._ask(wire.TellStandstill, self.at_work() if hosts else ())
+        self.actions += [SendMessage(host, wire.TakeStacks(attempt=self._attempt, watches=watches)) for host in hosts]
+        self._awaited_hosts = set(hosts)
+        self._later("stacks", STACKS_TIMEOUT_S if self._awaited_hosts else 0.0, self._complete)
 
     @hears(wire.StackDump)
     def add_stacks(self, _: str, dump: wire.StackDump) -> None:
@@ -331,7 +378,7 @@ class HangMonitor:
         self._stacks[dump.rank] = dump.body.decode(errors="replace")
         self._silent.discard(dump.rank)
         if not self._callbacks:
-            self.evidence.keep("stacks", dump.rank, dump.body)
+            self.actions.append(Keep("stacks", dump.rank, dump.body))
 
     @hears(wire.StacksDone)
     def host_done(self, host: str, done: wire.StacksDone) -> None:
@@ -343,10 +390,10 @@ class HangMonitor:
             self._complete()
 
     def _complete(self) -> None:
-        self.loop.cancel("stacks")
+        self._timers.pop("stacks", None)
         callbacks, self._callbacks = self._callbacks, []
         for rank, text in self._stacks.items() if callbacks != [self._note_silence] else ():
-            self.evidence.keep("stacks", rank, text.encode())
+            self.actions.append(Keep("stacks", rank, text.encode()))
         lines = tuple(summarize_stacks(self._stacks, silent=self._silent, finished=self.standstills.finished))
         for callback in callbacks:
             callback(lines)
@@ -359,9 +406,9 @@ class HangMonitor:
             if form == "json":
                 found = places_of(self._stacks, silent=self._silent, finished=self.standstills.finished)
                 places = [{"ranks": ranks, "where": where} for ranks, where in found]
-                reply(json.dumps({"places": places, "notes": notes}))
+                self.actions.append(Reply(reply, json.dumps({"places": places, "notes": notes})))
                 return
             shown = lines or ("no rank is running: the workers are being started, or have ended",)
-            reply("\n".join([*notes, *shown]))
+            self.actions.append(Reply(reply, "\n".join([*notes, *shown])))
 
         self._take_stacks(show)
