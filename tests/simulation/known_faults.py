@@ -282,7 +282,7 @@ KNOWN = [
     Known(
         "files on a lost host that later attempts do without are not named",
         "coordinator/host_files.py",
-        "        for host in self._lost.keys() & self._announced:\n",
+        "        for host in self._lost & self._announced:\n",
         "        for host in ():\n",
     ),
     Known(
