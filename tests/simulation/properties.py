@@ -160,7 +160,8 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
         yield f"fit() raised {type(error).__name__}: {error}"
     if _is_quiet(play) and error is not None:
         yield f"nothing was disturbed, but fit() raised {type(error).__name__}: {error}"
-    if _was_interrupted(play) or (life.asked_to_stop > 1 and _has(play, "slow disk", "slow bucket")):
+    had_failed = error is not None and not isinstance(error, _STOPS)  # a signal only ends the wait for the storage
+    if _was_interrupted(play) or (life.asked_to_stop > (not had_failed) and _has(play, "slow disk", "slow bucket")):
         return
     if error is not None and not (life.facts and (play.run_directory / "run.json").exists()):
         return  # it has not begun
