@@ -30,8 +30,7 @@ from distrain.decisions.checkpoints.life import Checkpoints
 from distrain.decisions.checkpoints.site import Site
 from distrain.decisions.health.hangs import Hangs, Keep, Reply
 from distrain.decisions.hearing import handlers_of, hears
-from distrain.decisions.run_machine import HEARS as MACHINE_HEARS
-from distrain.decisions.run_machine import RunStateMachine
+from distrain.decisions.run_machine import MESSAGES, RunStateMachine
 from distrain.decisions.states import RunState
 from distrain.system.background import Background
 from distrain.system.log import say, warn, warn_once
@@ -174,7 +173,7 @@ class Engine:
             self.add_part(part)
         self._add_handlers(self.desk.handlers)
         self.add_part(self.reports)
-        self._add_handlers(dict.fromkeys(MACHINE_HEARS, self._to_machine))
+        self._add_handlers(dict.fromkeys(MESSAGES, lambda host, message: self.happened(message, host)))
 
     def _add_handlers(self, handlers: Mapping[type, Handler]) -> None:
         for kind, handler in handlers.items():
@@ -199,9 +198,6 @@ class Engine:
     def _tell_parts(self, host: str, event: object) -> None:
         for handler in self._handlers.get(type(event), ()):
             handler(host, event)
-
-    def _to_machine(self, host: str, message: wire.Message) -> None:
-        self.happened(events.MessageReceived(host, message))
 
     def _on_lost(self, lost: events.HostLost) -> None:
         ranks = [rank.rank for rank in self.machine.plan.on(lost.host)] if self.machine.plan else []
@@ -263,7 +259,7 @@ class Engine:
 
     def refuse(self, host: str, why: str) -> None:
         """End the run because a host cannot train."""
-        self.happened(events.MessageReceived(host, wire.HostFailed(text=why)))
+        self.happened(wire.HostFailed(text=why), host)
 
     def _report(self, finding: Finding) -> None:
         """End the run because of a problem of a host, or only warn of it."""
@@ -274,9 +270,9 @@ class Engine:
 
     # -- what the machine decides ---------------------------------------------------------------------------------
 
-    def happened(self, event: events.Event) -> None:
-        """Tell the machine, and do what it decides."""
-        self.do(self.machine.handle(event, time.monotonic()))
+    def happened(self, event: events.Event | wire.Message, host: str = "") -> None:
+        """Tell the machine, and do what it decides. ``host``: the one that a message is from."""
+        self.do(self.machine.handle(event, time.monotonic(), host))
         status = self.observers.status
         status.phase, status.is_stopping = self.machine.state.value, self.machine.was_asked_to_stop
         status.saves_on_stop = self.machine.saves_on_stop

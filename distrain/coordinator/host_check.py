@@ -114,19 +114,19 @@ class HostCheck(Engine):
                 case _:
                     super().do([action])
 
-    def happened(self, event: events.Event) -> None:
+    def happened(self, event: events.Event | wire.Message, host: str = "") -> None:
         match event:
-            case events.MessageReceived(host, wire.HostFailed(text=why)):
+            case wire.HostFailed(text=why):
                 self._lose(host, why)
-            case events.HostLost(host, why) if self.machine.plan is not None:
-                self._lose(host, why)
-            case events.HostLost(host, why):
-                self._lost[host] = why
-                super().happened(event)
-            case events.MessageReceived(host, wire.Notice(text=text)):
+            case events.HostLost(lost, why) if self.machine.plan is not None:
+                self._lose(lost, why)
+            case events.HostLost(lost, why):
+                self._lost[lost] = why
+                super().happened(event, host)
+            case wire.Notice(text=text):
                 self._report(Finding(host, text, is_fatal=False))
             case _:
-                super().happened(event)
+                super().happened(event, host)
 
     def _lose(self, host: str, why: str) -> None:
         """Continue without a host."""
@@ -153,7 +153,7 @@ class HostCheck(Engine):
             case wire.HostSetUp():
                 facts.sees_storage = True
             case wire.RendezvousPorts():
-                self.happened(events.MessageReceived(host, message))
+                self.happened(message, host)
                 return
             case wire.StorageStatus(failed=str(why)):
                 self._report(Finding(host, f"it cannot use the storage: {why}"))

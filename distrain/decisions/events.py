@@ -118,14 +118,6 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class MessageReceived:
-    """A message arrived from an agent, or from a worker through its agent."""
-
-    host: str
-    message: wire.Message
-
-
-@dataclass(frozen=True, slots=True)
 class RankEnds:
     """A rank is about to end: what is known about it beside its last message.
 
@@ -262,8 +254,7 @@ class Tick:
 
 
 Event = (
-    MessageReceived
-    | RankEnds
+    RankEnds
     | HostLost
     | StopRequested
     | StorageFailed

@@ -30,3 +30,18 @@ def handlers_of(part: object) -> dict[type, Handler]:
     """Return the handlers of a part, by the kind that each one hears."""
     methods = [getattr(part, name) for name, method in vars(type(part)).items() if hasattr(method, "kinds")]
     return {kind: method for method in methods for kind in method.kinds}
+
+
+def on(kind: type, *states: object) -> Callable[[_Method], _Method]:
+    """Mark a method of a state machine that handles events of a kind, in these states; without states, in any other."""
+
+    def mark(method: _Method) -> _Method:
+        method.on = [(kind, state) for state in states or (None,)]  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+def table_of(machine: type) -> dict[tuple[type, object], Callable[[Any, str, Any], None]]:
+    """Return what handles an event, by its kind and by the state, which is None for any other state."""
+    return {pair: method for method in vars(machine).values() for pair in getattr(method, "on", ())}

@@ -2,7 +2,8 @@
 
 Pure: no I/O, no clock, no threads. The coordinator turns what it hears into events, and carries out the actions that
 the machine returns. Only the machine changes the states of the run and of its ranks; :mod:`distrain.decisions.states`
-explains them. The sections below follow the life of an attempt: hosts connect, ports are reserved, ranks train; ranks
+explains them. Each handler says which event it handles, and in which states. The sections below follow the life of an
+attempt: hosts connect, ports are reserved, ranks train; ranks
 or hosts fail, or the user asks the run to stop; the attempt ends, and the run ends or is restarted.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distrain import wire
 from distrain.decisions.blame import RunSummary, culprit_first, finished_early
@@ -27,7 +28,6 @@ from distrain.decisions.events import (
     HangDetected,
     HostLost,
     HostSlow,
-    MessageReceived,
     Outstanding,
     RankEnds,
     RollBack,
@@ -40,8 +40,10 @@ from distrain.decisions.events import (
     Tick,
     WorkersStart,
 )
+from distrain.decisions.hearing import on, table_of
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
-from distrain.decisions.placement import Rendezvous, endpoints_of, fields_of, make_plan, rendezvous_address, worker_spec
+from distrain.decisions.launching import Launch
+from distrain.decisions.placement import make_plan
 from distrain.decisions.ranks import Rank, Ranks
 from distrain.decisions.retries import RetryPolicy, start_without_checkpoint
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState
@@ -56,19 +58,6 @@ if TYPE_CHECKING:
     from distrain.errors import RankFailure
     from distrain.hosts.world import WorldPlan
 
-HEARS = (
-    wire.Hello,
-    wire.RendezvousPorts,
-    wire.HostFailed,
-    wire.Notice,
-    wire.StacksDone,
-    wire.HostIdle,
-    wire.StopVote,
-    wire.Running,
-    wire.Outcome,
-    wire.Exited,
-)
-"""The messages that the machine handles."""
 LOST_HOST_GRACE_S = 10.0
 """Seconds to wait for lost hosts before restarting without them. Equals ssh's connect timeout."""
 STOP_TIMEOUT_S = 10.0
@@ -93,6 +82,10 @@ _STORY_LENGTH = 200
 """Number of moves that InvalidTransition shows."""
 _EARLIER_KEPT = 5
 """Number of earlier attempts that an error shows."""
+
+
+class _Due(NamedTuple):
+    """The deadline of the state has passed."""
 
 
 class RunStateMachine:
@@ -126,12 +119,8 @@ class RunStateMachine:
         """One line for each earlier attempt, with its failure."""
         slots = {name: settings.slots for name, settings in request.hosts.items()}
         self._host_pool = HostPool(slots, request.scaling)
-        self._prepared: dict[str, int] = {}
-        """The hosts that know the job, and for how many workers they are prepared."""
+        self._launch = Launch(request)
         self._ranks = Ranks()
-        self._port_answers: dict[str, wire.RendezvousPorts] = {}
-        self._awaited_ports: dict[str, int] = {}
-        """How many ports each host has to reserve that has not answered yet."""
         self._busy_hosts: dict[str, None] = {}
         self._signalled_hosts: set[str] = set()
         """The hosts whose ranks were told to end by a signal, and may do so by themselves."""
@@ -145,6 +134,8 @@ class RunStateMachine:
         """When the wait of PREPARING, SAVING or SETTLING began."""
         self._has_announced_wait = False
         self._deadline: float | None = None
+        self._now = 0.0
+        self._actions: list[Action] = []
         self._progress_due = math.inf
         self._progress_interval_s = FIRST_PROGRESS_S
 
@@ -237,132 +228,127 @@ class RunStateMachine:
 
     def start(self, now: float) -> list[Action]:
         """Begin the run. Must be called once, before any event."""
-        return self._search_hosts(now, reconnect_s=0.0, wait_s=HOST_ANSWER_TIMEOUT_S)
+        self._now = now
+        self._search_hosts(reconnect_s=0.0, wait_s=HOST_ANSWER_TIMEOUT_S)
+        return self._take_actions()
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: Event | wire.Message, now: float, host: str = "") -> list[Action]:
         """Return what to do about ``event``. Raise InvalidTransition, with the story, if it is impossible now.
 
         The end of a run is final, except that a finished run fails if its last report cannot be stored after all.
+
+        host: the one that a message is from.
         """
-        if self.state.is_terminal and not (self.state is RunState.FINISHED and isinstance(event, StorageFailed)):
-            return []
-        match event:
-            case MessageReceived(host, message):
-                return self._on_message(host, message, now)
-            case RankEnds(rank, reports, reason):
-                self._ranks[rank].reports, self._ranks[rank].reason = reports, reason
-                return []
-            case HangDetected():
-                return self._on_hang(event, now)
-            case HostLost():
-                return self._on_host_lost(event, now)
-            case HostSlow():
-                return self._on_host_slow(event, now)
-            case RolledBack():
-                return self._on_rolled_back(event, now)
-            case StopRequested(why):
-                return self._on_stop_requested(why, now)
-            case StorageFailed(why):
-                self.storage_failed = True
-                return self._on_problem(why, now)
-            case CheckpointAvailable(path):
-                self.checkpoint = path
-                return []
-            case Outstanding():
-                return self._on_outstanding(event, now)
-            case Tick():
-                return self._on_tick(now)
+        self._now = now
+        is_late = isinstance(event, wire.OfAttempt) and event.attempt != self.attempt
+        is_over = self.state.is_terminal and not (self.state is RunState.FINISHED and isinstance(event, StorageFailed))
+        if not (is_late or is_over):
+            self._dispatch(host, event)
+        return self._take_actions()
 
-    def _on_message(self, host: str, message: wire.Message, now: float) -> list[Action]:
-        match message:
-            case wire.Hello():
-                return self._on_hello(host, message, now)
-            case wire.RendezvousPorts():
-                return self._on_ports_reserved(host, message, now)
-            case wire.HostFailed():
-                return self._on_problem(f"{host}: {message.text}", now)
-            case wire.Notice():
-                return [ShowLine(f"{host}: {message.text}", once=True)]
-            case wire.StacksDone():
-                self._on_last_stacks(host)
-                return []
-            case wire.HostIdle():
-                return self._on_host_idle(host, now) if message.attempt == self.attempt else []
-            case wire.Exited() | wire.FromWorker():
-                return self._on_rank_message(message, now) if message.attempt == self.attempt else []
-            case _:
-                return []
+    def _dispatch(self, host: str, event: object) -> None:
+        kind = type(event)
+        if (handler := HANDLERS.get((kind, self.state)) or HANDLERS.get((kind, None))) is not None:
+            handler(self, host, event)
 
-    def _on_tick(self, now: float) -> list[Action]:
-        orders = self._send_stop_orders(self._stop_consensus.tick(now))
-        if self._deadline is None or now < self._deadline:
-            return orders
-        self._deadline = None
-        match self.state:
-            case RunState.CONNECTING:
-                return self._try_start_attempt(now)
-            case RunState.WAITING:
-                return self._begin_next_attempt(now)
-            case RunState.STARTING | RunState.RUNNING:  # should_stop() is true, and the grace is over
-                return self._pass_signal_on(TERM_GRACE_S, now)
-            case RunState.RESERVING:
-                return self._give_up(
-                    f"{name_hosts(self._awaited_ports)}: no ports were reserved within {HOST_ANSWER_TIMEOUT_S:g} s"
-                )
-            case RunState.PREPARING | RunState.SETTLING:
-                return []  # what is outstanding decides
-            case RunState.RELEASING:
-                return self._on_late_exits(now)
-            case RunState.SAVING:
-                return self._stop_after_failure(now)
-            case _:
-                text = f"{name_hosts(self.busy_hosts)}: processes could not be ended within the time limit"
-                return [ShowLine(text), *self._settle(now)] if self.is_done else self._give_up(text)
+    def _do(self, *actions: Action) -> None:
+        self._actions += actions
 
-    def _on_late_exits(self, now: float) -> list[Action]:
+    def _take_actions(self) -> list[Action]:
+        actions, self._actions = self._actions, []
+        return actions
+
+    @on(CheckpointAvailable)
+    def _on_checkpoint(self, _: str, event: CheckpointAvailable) -> None:
+        self.checkpoint = event.path
+
+    @on(wire.Notice)
+    def _on_notice(self, host: str, message: wire.Notice) -> None:
+        self._do(ShowLine(f"{host}: {message.text}", once=True))
+
+    @on(Tick)
+    def _on_tick(self, _: str, event: Tick) -> None:
+        self._send_stop_orders(self._stop_consensus.tick(self._now))
+        if self._deadline is not None and self._now >= self._deadline:
+            self._deadline = None
+            self._dispatch("", _Due())
+
+    @on(_Due, RunState.STARTING, RunState.RUNNING)
+    def _on_stop_grace_over(self, _: str, event: _Due) -> None:
+        """End the ranks: should_stop() is true, and they have had the time to save."""
+        self._pass_signal_on(TERM_GRACE_S)
+
+    @on(_Due, RunState.RESERVING)
+    def _on_no_ports(self, _: str, event: _Due) -> None:
+        who = name_hosts(self._launch.awaited)
+        self._give_up(f"{who}: no ports were reserved within {HOST_ANSWER_TIMEOUT_S:g} s")
+
+    @on(_Due, RunState.STOPPING)
+    def _on_cannot_end(self, _: str, event: _Due) -> None:
+        text = f"{name_hosts(self.busy_hosts)}: processes could not be ended within the time limit"
+        if self.is_done:
+            self._do(ShowLine(text))
+            self._settle()
+        else:
+            self._give_up(text)
+
+    @on(_Due, RunState.RELEASING)
+    def _on_late_exits(self, _: str, event: _Due) -> None:
         """End the run because of ranks that do not exit: what their exit handlers do, such as an upload, is cut off."""
         late = [rank for rank in self._ranks.all if rank.exited is None]
         for rank in late:
             self._ranks.drop_outcome(rank)
         who = name_ranks([rank.plan.rank for rank in late]) if late else "child processes of the ranks"
         text = f"{who} did not exit within {EXIT_TIMEOUT_S:g} s after all ranks had finished; killed"
-        return self._on_problem(text, now) if late else [ShowLine(text), *self._stop(0.0, now)]
+        if late:
+            self._end_for(text)
+        else:
+            self._do(ShowLine(text))
+            self._stop(0.0)
 
     # -- hosts connect --------------------------------------------------------------------------------------------
 
-    def _on_hello(self, host: str, hello: wire.Hello, now: float) -> list[Action]:
+    @on(wire.Hello)
+    def _on_hello(self, host: str, hello: wire.Hello) -> None:
         self._host_pool.mark_connected(host, info_of(host, hello, self.request.hosts[host]))
-        return self._try_start_attempt(now) if self.state is RunState.CONNECTING else []
+        if self.state is RunState.CONNECTING:
+            self._try_start_attempt()
 
-    def _search_hosts(self, now: float, *, reconnect_s: float, wait_s: float) -> list[Action]:
-        self._host_pool.begin_search(now, reconnect_s=reconnect_s, wait_s=wait_s)
+    def _search_hosts(self, *, reconnect_s: float, wait_s: float) -> None:
+        self._host_pool.begin_search(self._now, reconnect_s=reconnect_s, wait_s=wait_s)
         self._progress_interval_s = FIRST_PROGRESS_S
-        self._progress_due = now + FIRST_PROGRESS_S
-        return self._try_start_attempt(now)
+        self._progress_due = self._now + FIRST_PROGRESS_S
+        self._try_start_attempt()
 
-    def _try_start_attempt(self, now: float) -> list[Action]:
+    @on(_Due, RunState.CONNECTING)
+    def _on_search_due(self, _: str, event: _Due) -> None:
+        self._try_start_attempt()
+
+    def _try_start_attempt(self) -> None:
         """Begin the next attempt if there are hosts for it. Otherwise connect further hosts and wait, or give up."""
-        connecting: list[Action] = [ConnectHost(host) for host in self._host_pool.hosts_to_connect(now)]
-        readiness = self._host_pool.readiness(now)
+        connecting = [ConnectHost(host) for host in self._host_pool.hosts_to_connect(self._now)]
+        readiness = self._host_pool.readiness(self._now)
         if readiness is Readiness.READY:
-            return [*connecting, *self._plan_attempt(now)]
+            self._do(*connecting)
+            self._plan_attempt()
+            return
         if self.state is not RunState.CONNECTING:
             self._move(RunState.CONNECTING)
         if readiness is Readiness.HOPELESS:
             self._forget_attempt()
-            return self._give_up(self._describe_missing_hosts())
-        progress = self._describe_progress(now)
+            self._give_up(self._describe_missing_hosts())
+            return
+        self._describe_progress()
         self._deadline = min(self._host_pool.deadline(), self._progress_due)
-        return [*progress, *connecting]
+        self._do(*connecting)
 
-    def _describe_progress(self, now: float) -> list[Action]:
+    def _describe_progress(self) -> None:
         """Say which hosts the run waits for, more and more rarely."""
-        if now < self._progress_due:
-            return []
-        self._progress_interval_s *= 2
-        self._progress_due = now + self._progress_interval_s
-        text = self._host_pool.describe_progress()
-        return [ShowLine(text)] if text else []
+        if self._now >= self._progress_due:
+            self._progress_interval_s *= 2
+            self._progress_due = self._now + self._progress_interval_s
+            if text := self._host_pool.describe_progress():
+                self._do(ShowLine(text))
 
     def _describe_missing_hosts(self) -> str:
         losses = self._host_pool.describe_losses()
@@ -378,148 +364,82 @@ class RunStateMachine:
             f"{least} workers. Repair {lost}, or give the run spare slots or num_workers=(min, max)"
         )
 
-    def _plan_attempt(self, now: float) -> list[Action]:
+    def _plan_attempt(self) -> None:
         before = self.plan
         try:
             self.plan = self.request.plan or make_plan(self._host_pool.connected, self.request.scaling)
         except ResourcesError as error:
             self.resources_missing = True
             self._forget_attempt()
-            return self._give_up(str(error))
-        shown = [*self._describe_change(before, self.plan), *self._describe_crowds(self.plan)]
-        return [*shown, *self._prepare_hosts(self.plan), *self._begin_attempt(self.plan, now)]
+            self._give_up(str(error))
+            return
+        self._describe_change(before, self.plan)
+        self._describe_crowds(self.plan)
+        self._do(*self._launch.prepare(self.plan))
+        self._begin_attempt(self.plan)
 
     def _forget_attempt(self) -> None:
         """Drop the facts of the latest attempt: the run does not end because of what its ranks did."""
         self._ranks, self.hung = Ranks(), None
 
-    def _describe_change(self, before: WorldPlan | None, plan: WorldPlan) -> list[Action]:
+    def _describe_change(self, before: WorldPlan | None, plan: WorldPlan) -> None:
         """Show how the plan differs from that of the attempt before, or from what the user expects."""
         expected = (before.hosts, before.world_size) if before else (plan.hosts, self.request.scaling.max_workers)
         missing = dict.fromkeys([*self._host_pool.losses, *self._host_pool.slow])  # a lost one may be slow to return
         if (plan.hosts, plan.world_size) == expected and not (before is None and missing):
-            return []
+            return
         without = f", without {name_hosts(missing)}" if missing else ""
         reasons = [f"    {line}" for line in self._host_pool.describe_losses().splitlines()] if before is None else []
-        return [ShowLine("\n".join([f"{plan.world_size} workers on {name_hosts(plan.hosts)}{without}", *reasons]))]
+        self._do(ShowLine("\n".join([f"{plan.world_size} workers on {name_hosts(plan.hosts)}{without}", *reasons])))
 
-    def _describe_crowds(self, plan: WorldPlan) -> list[Action]:
+    def _describe_crowds(self, plan: WorldPlan) -> None:
         """Warn of hosts with far more workers than CPUs."""
-        return [
-            ShowLine(f"{host.name}: {workers} workers share {count(host.cpus, 'CPU')}; fewer train faster", once=True)
-            for host in self._host_pool.connected
-            if (workers := len(plan.on(host.name))) > _CROWD * host.cpus
-        ]
-
-    def _prepare_hosts(self, plan: WorldPlan) -> list[Action]:
-        """Send the job to hosts that do not have it, or are prepared for another number of workers."""
-        workers = {host: len(plan.on(host)) for host in plan.hosts}
-        new = [host for host in plan.hosts if self._prepared.get(host) != workers[host]]
-        self._prepared |= workers
-        orders: list[Action] = []
-        latest: wire.Prepare | None = None
-        for host in new:
-            message = self._prepare_message(host, workers[host])
-            latest = latest if message == latest else message  # equal ones are encoded once
-            orders.append(SendMessage(host, latest))
-        return orders
-
-    def _prepare_message(self, host: str, workers: int) -> wire.Prepare:
-        """Return the job, and how workers start: forked if user and framework allow it, else as new programs."""
-        request, settings = self.request, self.request.hosts[host]
-        return wire.Prepare(
-            start_method=request.scaling.start_method if request.backend.may_fork else "spawn",
-            preload=list(request.job.preload),
-            environment=dict(settings.environment),
-            python_flags=request.python_flags,
-            directory=settings.directory,
-            lease_s=settings.lease_s,
-            is_local=settings.is_local,
-            workers=workers,
-            body=request.job.blob,
-            numa_binding=request.scaling.numa_binding or "",
-            gpus_per_worker=request.scaling.gpus_per_worker,
-        )
+        for host in self._host_pool.connected:
+            if (workers := len(plan.on(host.name))) > _CROWD * host.cpus:
+                text = f"{host.name}: {workers} workers share {count(host.cpus, 'CPU')}; fewer train faster"
+                self._do(ShowLine(text, once=True))
 
     # -- an attempt begins: ports are reserved, hosts get their files, workers start --------------------------------
 
-    def _begin_attempt(self, plan: WorldPlan, now: float) -> list[Action]:
-        """Begin an attempt. It reserves new ports, so that no rank can connect to a process of an earlier attempt."""
+    def _begin_attempt(self, plan: WorldPlan) -> None:
         self._move(RunState.RESERVING)
         self.attempt += 1
         self._ranks = Ranks(plan)
         self._busy_hosts = dict.fromkeys(plan.hosts)
         self._signalled_hosts = set()
         self.hung, self._stop_consensus = None, StopConsensus(self.attempt)
-        self._deadline = now + HOST_ANSWER_TIMEOUT_S
-        self._port_answers, self._awaited_ports = {}, self._ports_needed(plan)
-        return [
-            AttemptStarts(self.attempt, plan),
-            *(
-                SendMessage(host, wire.ReservePorts(attempt=self.attempt, ports=ports, peer=plan.peer_of(host)))
-                for host, ports in self._awaited_ports.items()
-            ),
-        ]
+        self._deadline = self._now + HOST_ANSWER_TIMEOUT_S
+        self._do(AttemptStarts(self.attempt, plan), *self._launch.reserve(plan, self.attempt))
 
-    def _ports_needed(self, plan: WorldPlan) -> dict[str, int]:
-        """Count the ports of each host: on rank 0's host one for the rendezvous, then one for each endpoint, if any."""
-        endpoints = self.request.backend.has_endpoints
-        needed = {host: len(plan.on(host)) * endpoints + (host == plan.hosts[0]) for host in plan.hosts}
-        return {host: ports for host, ports in needed.items() if ports}
+    @on(wire.RendezvousPorts, RunState.RESERVING)
+    def _on_ports_reserved(self, host: str, message: wire.RendezvousPorts) -> None:
+        self._launch.reserved(host, message)
+        if not self._launch.awaited:
+            self._begin_wait(RunState.PREPARING)
 
-    def _on_ports_reserved(self, host: str, message: wire.RendezvousPorts, now: float) -> list[Action]:
-        if self.state is not RunState.RESERVING or message.attempt != self.attempt:
-            return []
-        self._port_answers[host] = message
-        self._awaited_ports.pop(host, None)
-        if not self._awaited_ports:
-            self._begin_wait(RunState.PREPARING, now)
-        return []
+    @on(Outstanding, RunState.PREPARING)
+    def _on_preparing(self, _: str, work: Outstanding) -> None:
+        if work.verifying or work.copying:
+            name = self._name_checkpoint()
+            text = f"verifying the checkpoint {name}, from which the run continues; Ctrl-C ends the run"
+            self._wait(text if work.verifying else "")
+        else:
+            self._start_workers()
 
-    def _start_workers(self) -> list[Action]:
+    def _start_workers(self) -> None:
         assert self.plan is not None
+        skip_to = self._skips.get(self.checkpoint or "", {})
         try:
-            rendezvous = self._rendezvous(self.plan, self._port_answers)
+            starts = self._launch.start(self.plan, self.attempt, self.checkpoint, skip_to)
         except LaunchError as error:
-            return self._give_up(str(error))
+            self._give_up(str(error))
+            return
         self._move(RunState.STARTING)
         self._deadline, self.retries.started_from = None, self.checkpoint
-        starts = [SendMessage(host, self._start_message(self.plan, host, rendezvous)) for host in self.plan.hosts]
-        return [*self._describe_restart(), *starts, WorkersStart(self.plan)]
-
-    def _rendezvous(self, plan: WorldPlan, answers: Mapping[str, wire.RendezvousPorts]) -> Rendezvous:
-        """Return where the ranks connect to each other. Raise LaunchError if hosts cannot reach each other."""
-        first = answers[plan.hosts[0]]
-        given = self.request.hosts[plan.hosts[0]].environment.get("MASTER_ADDR")
-        address = rendezvous_address(plan, wanted=given, found=first.address)
-        endpoints: list[str] = []
-        if self.request.backend.has_endpoints:
-            ports = {host: answer.ports[answer is first :] for host, answer in answers.items()}
-            found = {host: answer.address for host, answer in answers.items()}
-            endpoints = endpoints_of(plan, found, ports, wanted=given)
-        return Rendezvous(address=address, port=first.ports[0], endpoints=endpoints)
-
-    def _start_message(self, plan: WorldPlan, host: str, rendezvous: Rendezvous) -> wire.Start:
-        specs = [
-            worker_spec(
-                self.request,
-                plan,
-                rank,
-                attempt=self.attempt,
-                checkpoint=self.checkpoint,
-                skip_to=self._skips.get(self.checkpoint or "", {}),
-                rendezvous=rendezvous,
-            )
-            for rank in plan.on(host)
-        ]
-        address = "" if plan.shares_network else rendezvous.address
-        ranks = [fields_of(spec) for spec in specs]
-        return wire.Start(attempt=self.attempt, ranks=ranks, rendezvous=address)
-
-    def _describe_restart(self) -> list[Action]:
-        if not self.retries.used or self.attempt - 1 in self._replaced or self.attempt - 1 in self._rollbacks:
-            return []
-        return [ShowLine(f"{self.retries}, from {self._name_start()}")]
+        is_planned = self.attempt - 1 in self._replaced or self.attempt - 1 in self._rollbacks
+        if self.retries.used and not is_planned:
+            self._do(ShowLine(f"{self.retries}, from {self._name_start()}"))
+        self._do(*starts, WorkersStart(self.plan))
 
     @property
     def _run_directory(self) -> str:
@@ -535,147 +455,164 @@ class RunStateMachine:
 
     # -- ranks train ----------------------------------------------------------------------------------------------
 
-    def _on_rank_message(self, message: wire.Exited | wire.FromWorker, now: float) -> list[Action]:
+    @on(wire.StopVote)
+    def _on_vote(self, _: str, vote: wire.StopVote) -> None:
+        self._send_stop_orders(self._stop_consensus.vote(vote.rank, vote.call, self._now))
+
+    @on(wire.Running)
+    def _on_running(self, _: str, message: wire.Running) -> None:
         rank = self._ranks[message.rank]
+        rank.when, self.retries.ever_entered = "during training", True
+        self._move_rank(rank, RankState.RUNNING)
+        if self.state is RunState.STARTING and self._ranks.all_started:
+            self._move(RunState.RUNNING)
+            self._do(AllTrain())
+
+    @on(RankEnds)
+    def _on_rank_ends(self, _: str, ends: RankEnds) -> None:
+        self._ranks[ends.rank].reports, self._ranks[ends.rank].reason = ends.reports, ends.reason
+
+    @on(wire.Outcome)
+    def _on_outcome(self, _: str, outcome: wire.Outcome) -> None:
+        rank, worked = self._ranks[outcome.rank], not self._ranks.none_works
         was_told = rank.plan.host in self._signalled_hosts
-        worked = not self._ranks.none_works
-        match message:
-            case wire.StopVote():
-                return self._send_stop_orders(self._stop_consensus.vote(message.rank, message.call, now))
-            case wire.Running():
-                rank.when, self.retries.ever_entered = "during training", True
-                self._move_rank(rank, RankState.RUNNING)
-                if self.state is RunState.STARTING and self._ranks.all_started:
-                    self._move(RunState.RUNNING)
-                    return [AllTrain()]
-            case wire.Outcome():
-                if not (was_told and (message.ok or message.exits)):  # else it ends because it was told to
-                    self._ranks.set_outcome(rank, message)
-                    rank.was_told = was_told and self.stop_reason is None
-                self._move_rank(rank, RankState.DONE if message.ok else RankState.RAISED)
-                orders = self._send_stop_orders(self._stop_consensus.mark_finished(message.rank))
-                orders += self._release_stopped(is_last=worked)
-                if message.rollback is not None:
-                    return [*orders, *self._on_rollback(rank, message.rollback, now)]
-                return [*orders, *(self._check_all_done(now) if message.ok else self._on_rank_failed(rank, now))]
-            case wire.Exited():
-                # Before the attempt is stopped, even a signal that distrain sent is a failure: a run says why it ends.
-                by_us = self.state is RunState.STOPPING and (message.by_us or (was_told and message.lost is None))
-                rank.exited = replace(message, by_us=by_us)
-                self._move_rank(rank, RankState.EXITED)
-                orders = self._release_stopped(is_last=worked)
-                counts = self.request.is_script or (by_us and self._ranks.all_finished)
-                if rank.has_finished and counts and message.exit_code != 0:
-                    rank.when = "in its exit handlers"
-                    self._ranks.drop_outcome(rank)
-                return orders if rank.outcome is not None else [*orders, *self._on_rank_failed(rank, now)]
-        return []
+        if not (was_told and (outcome.ok or outcome.exits)):  # else it ends because it was told to
+            self._ranks.set_outcome(rank, outcome)
+            rank.was_told = was_told and self.stop_reason is None
+        self._move_rank(rank, RankState.DONE if outcome.ok else RankState.RAISED)
+        self._send_stop_orders(self._stop_consensus.mark_finished(outcome.rank))
+        self._release_stopped(is_last=worked)
+        if outcome.rollback is not None:
+            self._on_rollback(rank, outcome.rollback)
+        elif outcome.ok:
+            self._check_all_done()
+        else:
+            self._on_rank_failed(rank)
 
-    def _check_all_done(self, now: float) -> list[Action]:
+    @on(wire.Exited)
+    def _on_exited(self, _: str, end: wire.Exited) -> None:
+        rank, worked = self._ranks[end.rank], not self._ranks.none_works
+        was_told = rank.plan.host in self._signalled_hosts
+        # Before the attempt is stopped, even a signal that distrain sent is a failure: a run says why it ends.
+        by_us = self.state is RunState.STOPPING and (end.by_us or (was_told and end.lost is None))
+        rank.exited = replace(end, by_us=by_us)
+        self._move_rank(rank, RankState.EXITED)
+        self._release_stopped(is_last=worked)
+        counts = self.request.is_script or (by_us and self._ranks.all_finished)
+        if rank.has_finished and counts and end.exit_code != 0:
+            rank.when = "in its exit handlers"
+            self._ranks.drop_outcome(rank)
+        if rank.outcome is None:
+            self._on_rank_failed(rank)
+
+    def _check_all_done(self) -> None:
         """Release the processes once every rank has finished its work: none of them needs another one."""
-        if not self._ranks.all_finished or self.state not in (RunState.STARTING, RunState.RUNNING):
-            return []
-        self._move(RunState.RELEASING)
-        self._deadline = None if self.request.is_script else now + EXIT_TIMEOUT_S
-        return self._release()
+        if self._ranks.all_finished and self.state in (RunState.STARTING, RunState.RUNNING):
+            self._move(RunState.RELEASING)
+            self._deadline = None if self.request.is_script else self._now + EXIT_TIMEOUT_S
+            self._release()
 
-    def _release(self) -> list[Action]:
+    def _release(self) -> None:
         """Let ranks that have finished, and wait for the others, exit."""
-        return [
-            SendMessage(rank.plan.host, wire.Release(attempt=self.attempt, rank=rank.plan.rank))
-            for rank in self._ranks.all
-            if rank.state is RankState.DONE
-        ]
+        for rank in self._ranks.all:
+            if rank.state is RankState.DONE:
+                self._do(SendMessage(rank.plan.host, wire.Release(attempt=self.attempt, rank=rank.plan.rank)))
 
-    def _release_stopped(self, *, is_last: bool) -> list[Action]:
+    def _release_stopped(self, *, is_last: bool) -> None:
         """Release ranks of an attempt that is being stopped once the last rank has ended its work."""
-        return self._release() if is_last and self._ranks.none_works and self.state.has_ended_early else []
+        if is_last and self._ranks.none_works and self.state.has_ended_early:
+            self._release()
 
     # -- a rank fails, or all hang --------------------------------------------------------------------------------
 
-    def _on_rank_failed(self, rank: Rank, now: float) -> list[Action]:
+    def _on_rank_failed(self, rank: Rank) -> None:
         self._ranks.count_failure(rank)
-        return [] if self.state.has_ended_early else self._on_attempt_failed(now)
+        if not self.state.has_ended_early:
+            self._on_attempt_failed()
 
-    def _on_attempt_failed(self, now: float) -> list[Action]:
+    def _on_attempt_failed(self) -> None:
         """End the attempt after its first failure. Before, the other ranks may complete a checkpoint."""
         self._saving = None
-        self._begin_wait(RunState.SAVING, now)
-        return []
+        self._begin_wait(RunState.SAVING)
 
-    def _save(self, latest: CheckpointsInProgress, now: float) -> list[Action]:
+    @on(Outstanding, RunState.SAVING)
+    def _on_saving(self, _: str, work: Outstanding) -> None:
         """Stop the other ranks, unless they are storing a checkpoint, or may catch up with the reports of failed ranks.
 
         It must be possible to commit this checkpoint without the failed ranks, and it must have been in progress when
         the first one failed.
         """
-        before = self._saving
+        before, latest = self._saving, work.saving
         if before is not None:
             parts = (part for part in latest.parts if part in before.parts or part[0] in before.expected)
             expected = {rank: made for rank, made in latest.expected.items() if rank in before.expected}
             latest = replace(latest, parts=frozenset(parts), expected=expected)
         if latest == before:
-            return []
+            return
         self._saving = latest
         awaited = {rank for rank, _ in latest.parts} or latest.expected.keys()
         if not awaited:
-            return self._stop_after_failure(now)
+            self._stop_after_failure()
+            return
         until = self._waits_since + latest.within_s  # a report that came by then may be stored
-        stored_by = min(now, until) + CHECKPOINT_GRACE_S if latest.parts else now
+        stored_by = min(self._now, until) + CHECKPOINT_GRACE_S if latest.parts else self._now
         self._deadline = max(until, stored_by) if latest.expected else stored_by
-        if before is not None or not (latest.parts or self._is_culprit_known):
-            return []  # in the second case, an awaited rank may be the culprit
-        aim = "store a checkpoint" if latest.parts else "make as many reports"
-        return [
-            ShowLine(
-                f"{name_ranks(self.failed_ranks)} failed; waiting up to {self._deadline - now:.0f} s for "
-                f"{name_ranks(awaited)} to {aim}"
-            )
-        ]
+        if before is None and (latest.parts or self._is_culprit_known):  # else an awaited rank may be the culprit
+            failed, left_s = name_ranks(self.failed_ranks), self._deadline - self._now
+            aim = "store a checkpoint" if latest.parts else "make as many reports"
+            self._do(ShowLine(f"{failed} failed; waiting up to {left_s:.0f} s for {name_ranks(awaited)} to {aim}"))
 
-    def _stop_after_failure(self, now: float) -> list[Action]:
+    @on(_Due, RunState.SAVING)
+    def _on_saving_due(self, _: str, event: _Due) -> None:
+        self._stop_after_failure()
+
+    def _stop_after_failure(self) -> None:
         """Stop the ranks of a failed attempt.
 
         If all failures so far are consequences of another one, the agents wait for that one while they take stacks.
         """
         grace_s = self.request.peer_failure_grace_s
-        return self._stop(0.0, now, last_grace_s=grace_s, culprit_known=self._is_culprit_known)
+        self._stop(0.0, last_grace_s=grace_s, culprit_known=self._is_culprit_known)
 
     @property
     def _is_culprit_known(self) -> bool:
         return any(not failure.consequence for failure in self.failures)
 
-    def _on_hang(self, hang: HangDetected, now: float) -> list[Action]:
-        if self.state not in (RunState.STARTING, RunState.RUNNING):  # the attempt ended while stacks were taken
-            return []
+    @on(HangDetected, RunState.STARTING, RunState.RUNNING)  # else the attempt ended while stacks were taken
+    def _on_hang(self, _: str, hang: HangDetected) -> None:
         self.hung = hang
-        return self._stop(0.0, now, last_grace_s=self.request.peer_failure_grace_s)
+        self._stop_others()
+
+    def _stop_others(self) -> None:
+        """Stop all ranks, because of one of them or of its host."""
+        self._stop(0.0, last_grace_s=self.request.peer_failure_grace_s)
 
     # -- a rank asks to roll back ---------------------------------------------------------------------------------
 
-    def _on_rollback(self, rank: Rank, asked: Mapping[str, Any], now: float) -> list[Action]:
+    def _on_rollback(self, rank: Rank, asked: Mapping[str, Any]) -> None:
         """Stop the attempt, so that the next one starts at the newest checkpoint. That is not a failure.
 
         It is one after another failure, unless that only follows from the end of this rank; and if the run may not roll
         back.
         """
         if self.attempt in self._rollbacks:
-            return []
+            return
         most, earlier = self.request.failure_config.max_rollbacks, culprit_first(self.failures)
         if self.request.plan is not None:
             self.retries.refusal = "no rollback: only ranks that distrain starts can go back"
         elif 0 <= most <= len(self._rollbacks):
             self.retries.refusal = f"no rollback: FailureConfig(max_rollbacks={most}) allows no more"
         if self.retries.refusal or self.hung or (earlier and not earlier[0].consequence):
-            return self._on_rank_failed(rank, now)
+            self._on_rank_failed(rank)
+            return
         self._rollbacks[self.attempt] = RollBack(
             rank=rank.plan.rank, host=rank.plan.host, reports=rank.reports, why=asked["why"], skip_to=asked["skip_to"]
         )
-        if self.state is RunState.STOPPING:
-            return []
-        return self._stop(0.0, now, last_grace_s=self.request.peer_failure_grace_s)
+        if self.state is not RunState.STOPPING:
+            self._stop_others()
 
-    def _on_rolled_back(self, back: RolledBack, now: float) -> list[Action]:
+    @on(RolledBack)
+    def _on_rolled_back(self, _: str, back: RolledBack) -> None:
         asked, most = self._rollbacks[self.attempt], self.request.failure_config.max_rollbacks
         self.checkpoint, self._skips[back.path or ""] = back.path, back.skip_to
         text = f"{asked}; back to {self._name_start()}"
@@ -686,34 +623,43 @@ class RunStateMachine:
             left_out = "the rows since then are left out"
             text += f"; {left_out if asked.skip_to else 'no rows are left out, as distrain knows no position in them'}"
         count = f"rollback {len(self._rollbacks)}" + (f" of {most}" if most >= 0 else "")
-        return [ShowLine(f"{text} ({count})"), *self._begin_next_attempt(now)]
+        self._do(ShowLine(f"{text} ({count})"))
+        self._begin_next_attempt()
 
     # -- a host is lost, or cannot continue -----------------------------------------------------------------------
 
-    def _on_host_lost(self, lost: HostLost, now: float) -> list[Action]:
+    @on(HostLost)
+    def _on_host_lost(self, _: str, lost: HostLost) -> None:
         host, why = lost.host, lost.why
         if self._host_pool.is_lost(host):
-            return []
-        if lost.turned_away and self._host_pool.may_try_later(host, now):
-            return self._try_start_attempt(now) if self.state is RunState.CONNECTING else []
-        self._host_pool.mark_lost(host, why, now)
-        self._prepared.pop(host, None)
-        self._busy_hosts.pop(host, None)
+            return
+        is_later = lost.turned_away and self._host_pool.may_try_later(host, self._now)
+        if not is_later:
+            self._host_pool.mark_lost(host, why, self._now)
+            self._launch.forget(host)
+            self._busy_hosts.pop(host, None)
         if self.state is RunState.CONNECTING:
-            return self._try_start_attempt(now)
-        if self.state is RunState.WAITING or self.plan is None or not self.plan.on(host):
-            return []
-        owes = any(self._loses_work(lost, self._ranks[rank.rank]) for rank in self.plan.on(host))
+            self._try_start_attempt()
+        elif not (is_later or self.state is RunState.WAITING or self.plan is None) and self.plan.on(host):
+            self._lose(lost, self.plan)
+
+    def _lose(self, lost: HostLost, plan: WorldPlan) -> None:
+        """Go on without a host of the attempt, or end it."""
+        host = lost.host
+        owes = any(self._loses_work(lost, self._ranks[rank.rank]) for rank in plan.on(host))
         if self.state is RunState.RELEASING and self._ranks.all_finished and not owes:
-            return self._on_host_idle(host, now)
+            self._note_idle(host)
+            return
         self._mark_ranks_lost(lost)
         if self.state in (RunState.RESERVING, RunState.PREPARING) and not self.retries.ever_entered:
-            return self._give_up(self._host_pool.describe_losses())
-        if self.state.has_ended_early or self.state is RunState.SETTLING:
-            return self._on_host_idle(host, now)
-        if not lost.owes and all(rank.rank in self.outcomes for rank in self.plan.on(host)):
-            return [ShowLine(f"{host}: its ranks had finished, so the other ranks continue without it: {why}")]
-        return self._on_attempt_failed(now)
+            self._give_up(self._host_pool.describe_losses())
+        elif self.state.has_ended_early or self.state is RunState.SETTLING:
+            self._note_idle(host)
+        elif not lost.owes and all(rank.rank in self.outcomes for rank in plan.on(host)):
+            text = f"{host}: its ranks had finished, so the other ranks continue without it: {lost.why}"
+            self._do(ShowLine(text))
+        else:
+            self._on_attempt_failed()
 
     def _mark_ranks_lost(self, lost: HostLost) -> None:
         """Let the ranks of a lost host fail.
@@ -745,94 +691,127 @@ class RunStateMachine:
             return ()
         return self._host_pool.spares_for(host, self.plan.hosts, self.plan.world_size)
 
-    def _on_host_slow(self, slow: HostSlow, now: float) -> list[Action]:
+    @on(HostSlow, RunState.RUNNING)
+    def _on_host_slow(self, _: str, slow: HostSlow) -> None:
         """Stop the attempt, so that a spare host takes the place of a slow one, unless a rank has finished already."""
         spares = self.spares_for(slow.host)
-        if self.state is not RunState.RUNNING or self.outcomes or not spares:
-            return []
-        self._replaced[self.attempt] = slow
-        text = f"{slow.host} is slow ({slow.why}); replaced by {name_hosts(spares)} at {self._name_checkpoint()}"
-        return [ShowLine(text), *self._stop(0.0, now, last_grace_s=self.request.peer_failure_grace_s)]
+        if not self.outcomes and spares:
+            self._replaced[self.attempt] = slow
+            text = f"{slow.host} is slow ({slow.why}); replaced by {name_hosts(spares)} at {self._name_checkpoint()}"
+            self._do(ShowLine(text))
+            self._stop_others()
 
-    def _on_problem(self, problem: str, now: float) -> list[Action]:
+    @on(wire.HostFailed)
+    def _on_host_failed(self, host: str, message: wire.HostFailed) -> None:
+        self._end_for(f"{host}: {message.text}")
+
+    @on(StorageFailed)
+    def _on_storage_failed(self, _: str, event: StorageFailed) -> None:
+        self.storage_failed = True
+        self._end_for(event.why)
+
+    def _end_for(self, problem: str) -> None:
         """End the run: a host or the storage cannot continue."""
         self.problem = self.problem or problem
         if self.state in (RunState.STOPPING, RunState.SETTLING):
-            return []
+            return
         if self.attempt_is_active:
-            return self._stop(0.0, now, last_grace_s=self.request.peer_failure_grace_s)
+            self._stop_others()
+            return
         if self.state in (RunState.CONNECTING, RunState.WAITING):
             self._forget_attempt()
-        return self._give_up(self.problem)
+        self._give_up(self.problem)
 
     # -- the user asks the run to stop ----------------------------------------------------------------------------
 
-    def _on_stop_requested(self, why: str, now: float) -> list[Action]:
+    @on(StopRequested)
+    def _on_stop_requested(self, _: str, asked: StopRequested) -> None:
+        why = asked.why
         has_ended = self.state.has_ended_early or self.state is RunState.SETTLING
         if has_ended and self.stop_reason is None and self.failures:
-            if self._retry_forbidden:
-                return self._stop_now(now)
-            self._retry_forbidden = True  # the run ends with the failure, which the user should see
-            return self._stop_after_failure(now) if self.state is RunState.SAVING else []
+            self._end_failed_run()
+            return
         is_repeated = self.stop_reason is not None
         self.stop_reason = self.stop_reason or why
         if is_repeated or self.state.has_ended_early:
-            return self._stop_now(now)
-        pressed = stopped_by(why)
-        again = "Ctrl-C" if why == BY_COMMAND else f"{pressed} again"
-        if self.state is RunState.SETTLING:
-            self._waits_since = now  # the grace begins
-            return [ShowLine(f"{pressed}: the run stops when its checkpoint is stored. {again} ends the wait")]
-        if not self.attempt_is_active:
-            return self._end_early(RunState.STOPPED)
+            self._stop_now()
+        elif self.state is RunState.SETTLING:
+            self._waits_since = self._now  # the grace begins
+            self._announce_stop("the run stops when its checkpoint is stored", "ends the wait")
+        elif not self.attempt_is_active:
+            self._end_early(RunState.STOPPED)
+        else:
+            self._stop_training()
+
+    def _end_failed_run(self) -> None:
+        """Let a run that has failed end, with the failure, which the user should see."""
+        if self._retry_forbidden:
+            self._stop_now()
+        else:
+            self._retry_forbidden = True
+            if self.state is RunState.SAVING:
+                self._stop_after_failure()
+
+    def _stop_training(self) -> None:
         grace_s = self.request.stop_grace_s
         if self.saves_on_stop:
-            self._deadline = now + grace_s
-            text = f"{pressed}: the run stops; the workers have {grace_s:g} s to save a checkpoint"
-            return [
-                ShowLine(f"{text}. {again} kills the workers now"),
-                *self._send_stop_orders(self._stop_consensus.request_stop()),
-            ]
-        text = f"{pressed}: the run stops within {grace_s:g} s"
+            self._deadline = self._now + grace_s
+            self._announce_stop(f"the run stops; the workers have {grace_s:g} s to save a checkpoint")
+            self._send_stop_orders(self._stop_consensus.request_stop())
+            return
+        text = f"the run stops within {grace_s:g} s"
         if self.request.is_script:
-            text = f"{pressed}: passed on to the workers, which have {grace_s:g} s to end"
+            text = f"passed on to the workers, which have {grace_s:g} s to end"
         elif not self._stop_consensus.callers:
             text += "; no checkpoint is saved because no rank has called should_stop()"
-        return [ShowLine(f"{text}. {again} kills the workers now"), *self._pass_signal_on(grace_s, now)]
+        self._announce_stop(text)
+        self._pass_signal_on(grace_s)
 
-    def _stop_now(self, now: float) -> list[Action]:
+    def _announce_stop(self, text: str, more: str = "kills the workers now") -> None:
+        """Say what happens, and what happens if the user asks again."""
+        assert self.stop_reason is not None
+        pressed = stopped_by(self.stop_reason)
+        again = "Ctrl-C" if self.stop_reason == BY_COMMAND else f"{pressed} again"
+        self._do(ShowLine(f"{pressed}: {text}. {again} {more}"))
+
+    def _stop_now(self) -> None:
         """Kill the ranks. If none are left, end the wait for their checkpoints."""
-        return self._end_attempt(now) if self.state is RunState.SETTLING else self._stop(0.0, now)
+        if self.state is RunState.SETTLING:
+            self._end_attempt()
+        else:
+            self._stop(0.0)
 
-    def _pass_signal_on(self, grace_s: float, now: float) -> list[Action]:
+    def _pass_signal_on(self, grace_s: float) -> None:
         """Stop the ranks by the signal that came; by SIGTERM, and at last by SIGKILL, those that do not end."""
         assert self.plan is not None
         assert self.stop_reason is not None
         if not grace_s:
-            return self._stop(0.0, now)
+            self._stop(0.0)
+            return
         name = signal_of(self.stop_reason)
         last_grace_s = 0.0 if name == "SIGTERM" else TERM_GRACE_S
         self._signalled_hosts.update(self.plan.hosts)
-        return self._stop(grace_s, now, signal=name, last_grace_s=last_grace_s)
+        self._stop(grace_s, signal=name, last_grace_s=last_grace_s)
 
-    def _send_stop_orders(self, orders: Iterable[wire.StopDecision]) -> list[Action]:
-        return [SendMessage(self._ranks[order.rank].plan.host, order) for order in orders]
+    def _send_stop_orders(self, orders: Iterable[wire.StopDecision]) -> None:
+        for order in orders:
+            self._do(SendMessage(self._ranks[order.rank].plan.host, order))
 
     # -- the attempt ends -----------------------------------------------------------------------------------------
 
-    def _stop(
-        self, grace_s: float, now: float, *, signal: str = "", last_grace_s: float = 0.0, culprit_known: bool = True
-    ) -> list[Action]:
+    def _stop(self, grace_s: float, *, signal: str = "", last_grace_s: float = 0.0, culprit_known: bool = True) -> None:
         """Stop all processes of the attempt. The arguments are explained in :class:`distrain.wire.Stop`."""
         assert self.plan is not None
         latest = self._deadline if self.state is RunState.STOPPING and self._deadline is not None else math.inf
         if self.state is not RunState.STOPPING:
             self._move(RunState.STOPPING)
         if not (hosts := self.living_hosts):
-            return self._settle(now)
+            self._settle()
+            return
         self._last_grace_s = last_grace_s
         exit_grace_s = 0.0 if self.was_asked_to_stop else self.request.stop_grace_s
-        self._deadline = min(latest, now + grace_s + max(last_grace_s, exit_grace_s) + self._stop_timeout_s(hosts))
+        limit_s = grace_s + max(last_grace_s, exit_grace_s) + self._stop_timeout_s(hosts)
+        self._deadline = min(latest, self._now + limit_s)
         stop = wire.Stop(
             attempt=self.attempt,
             grace_s=grace_s,
@@ -843,9 +822,10 @@ class RunStateMachine:
             problem=self.problem or "",
             reason=self.stop_reason or "",
         )
-        return [SendMessage(host, stop) for host in hosts]
+        self._do(*(SendMessage(host, stop) for host in hosts))
 
-    def _on_last_stacks(self, host: str) -> None:
+    @on(wire.StacksDone)
+    def _on_last_stacks(self, host: str, message: wire.StacksDone) -> None:
         """Note that the ranks of a host get SIGTERM now: ends of ranks that arrived before were not due to it."""
         self._grace_is_over = self.state is RunState.STOPPING and self.was_asked_to_stop
         if self.state is RunState.STOPPING and self._last_grace_s:
@@ -862,46 +842,39 @@ class RunStateMachine:
         settings = [self.request.hosts[host] for host in hosts]
         return max([STOP_TIMEOUT_S, *(host.lease_s + LEASE_MARGIN_S for host in settings if not host.is_local)])
 
-    def _on_host_idle(self, host: str, now: float) -> list[Action]:
-        if not self.attempt_is_active:  # the host has sent this twice: as its workers ended, and as answer to Stop
-            return []
-        self._busy_hosts.pop(host, None)
-        return [] if self._busy_hosts else self._settle(now)
+    @on(wire.HostIdle)
+    def _on_host_idle(self, host: str, message: wire.HostIdle) -> None:
+        self._note_idle(host)
+
+    def _note_idle(self, host: str) -> None:
+        """Note that no process of the attempt is left on a host."""
+        if self.attempt_is_active:  # else the host has sent this twice: as its workers ended, and as answer to Stop
+            self._busy_hosts.pop(host, None)
+            if not self._busy_hosts:
+                self._settle()
 
     # -- its checkpoints are completed ----------------------------------------------------------------------------
 
-    def _settle(self, now: float) -> list[Action]:
+    def _settle(self) -> None:
         """No process of the attempt is left. Whether and where the next one starts depends on its checkpoints."""
-        self._begin_wait(RunState.SETTLING, now)
-        return []
+        self._begin_wait(RunState.SETTLING)
 
-    def _begin_wait(self, state: RunState, now: float) -> None:
+    def _begin_wait(self, state: RunState) -> None:
         """Wait in this state for what is :class:`Outstanding`."""
         self._move(state)
-        self._deadline, self._waits_since, self._has_announced_wait = None, now, False
+        self._deadline, self._waits_since, self._has_announced_wait = None, self._now, False
 
-    def _on_outstanding(self, work: Outstanding, now: float) -> list[Action]:
-        match self.state:
-            case RunState.PREPARING if not (work.verifying or work.copying):
-                return self._start_workers()
-            case RunState.PREPARING:
-                name = self._name_checkpoint()
-                text = f"verifying the checkpoint {name}, from which the run continues; Ctrl-C ends the run"
-                return self._wait(text if work.verifying else "", now)
-            case RunState.SAVING:
-                return self._save(work.saving, now)
-            case RunState.SETTLING if work.committing:
-                return self._wait(
-                    f"waiting until everything is written to {self._run_directory}; press Ctrl-C to stop waiting", now
-                )
-            case RunState.SETTLING if work.uploading and now < (limit := self._upload_limit()):
-                text = "waiting for the checkpoint that is being stored"
-                return self._wait(text, now, says_at_once=bool(self.failures), limit=limit)
-            case RunState.SETTLING:
-                if work.lost and self.is_done:
-                    self._lose_work(*work.lost)
-                return self._end_attempt(now, is_all_stored=not work.uploading)
-        return []
+    @on(Outstanding, RunState.SETTLING)
+    def _on_settling(self, _: str, work: Outstanding) -> None:
+        if work.committing:
+            self._wait(f"waiting until everything is written to {self._run_directory}; press Ctrl-C to stop waiting")
+        elif work.uploading and self._now < (limit := self._upload_limit()):
+            text = "waiting for the checkpoint that is being stored"
+            self._wait(text, says_at_once=bool(self.failures), limit=limit)
+        else:
+            if work.lost and self.is_done:
+                self._lose_work(*work.lost)
+            self._end_attempt(is_all_stored=not work.uploading)
 
     def _lose_work(self, number: int, why: str) -> None:
         """Let a rank that had finished fail, because what it has saved is lost."""
@@ -910,16 +883,16 @@ class RunStateMachine:
         self._ranks.drop_outcome(rank)
         self._ranks.count_failure(rank)
 
-    def _wait(self, text: str, now: float, *, says_at_once: bool = False, limit: float = math.inf) -> list[Action]:
+    def _wait(self, text: str, *, says_at_once: bool = False, limit: float = math.inf) -> None:
         """Go on waiting, until ``limit`` at the latest. Say so once, when that takes long."""
         notice_due = self._waits_since + (0.0 if says_at_once else NOTICE_AFTER_S)
         if self._has_announced_wait or not text:
             notice_due = math.inf
-        if is_due := now >= notice_due:
+        if self._now >= notice_due:
             self._has_announced_wait, notice_due = True, math.inf
+            self._do(ShowLine(text, is_news=True))
         moment = min(limit, notice_due)
         self._deadline = moment if moment < math.inf else None
-        return [ShowLine(text, is_news=True)] if is_due else []
 
     def _upload_limit(self) -> float:
         """Return until when the attempt waits for uploads: less is lost by that than the time it takes.
@@ -932,30 +905,30 @@ class RunStateMachine:
 
     # -- the attempt has ended ------------------------------------------------------------------------------------
 
-    def _end_attempt(self, now: float, *, is_all_stored: bool = False) -> list[Action]:
+    def _end_attempt(self, *, is_all_stored: bool = False) -> None:
         """Go on after an attempt of which nothing is left: the run finishes, fails, is stopped or is restarted."""
         self._deadline = None
         finished = self.is_done and is_all_stored and not self.storage_failed
         why = None if finished else self._describe_early_end()
-        ended: list[Action] = [AttemptEnded(self.attempt, tuple(self.failures), why)]
+        self._do(AttemptEnded(self.attempt, tuple(self.failures), why))
         if finished:
             self._end(RunState.FINISHED)  # even if a stop was requested at the last moment
         elif self.stop_reason is not None:
             self._end(RunState.STOPPED)
         elif (slow := self._replaced.get(self.attempt)) and not self.problem:
-            self._host_pool.mark_lost(slow.host, f"it was slow: {slow.why}", now)
-            self._prepared.pop(slow.host, None)
-            return [*ended, *self._begin_next_attempt(now)]
+            self._host_pool.mark_lost(slow.host, f"it was slow: {slow.why}", self._now)
+            self._launch.forget(slow.host)
+            self._begin_next_attempt()
         elif (rollback := self._rollbacks.get(self.attempt)) and not self.problem:
-            return [*ended, rollback]
+            self._do(rollback)
         elif self._may_restart():
             failure = self._describe_failure()
             self.earlier_attempts.append(f"attempt {self.attempt} before: {failure.splitlines()[0]}")
-            return [*ended, ShowLine(failure), *self._restart(now)]
+            self._do(ShowLine(failure))
+            self._restart()
         else:
             self.problem = self.problem or self._lost_host_error()
             self._end(RunState.FAILED)
-        return ended
 
     def _describe_early_end(self) -> str | None:
         """Return why the attempt ended early, or None if the failure of a rank ended it."""
@@ -1010,33 +983,38 @@ class RunStateMachine:
         stranded = (self.hung.deadlock or None) if self.hung else finished_early(self.failures, self.outcomes)
         return self.retries.allow(culprit, reports=reports, checkpoint=self.checkpoint, stranded=stranded)
 
-    def _restart(self, now: float) -> list[Action]:
+    def _restart(self) -> None:
         delay_s = self.retries.delay_s()
         if not delay_s:
-            return self._begin_next_attempt(now)
+            self._begin_next_attempt()
+            return
         self._move(RunState.WAITING)
-        self._deadline = now + delay_s
-        return [ShowLine(f"the next attempt starts in {delay_s:g} s")]
+        self._deadline = self._now + delay_s
+        self._do(ShowLine(f"the next attempt starts in {delay_s:g} s"))
 
-    def _begin_next_attempt(self, now: float) -> list[Action]:
-        lost_before = set(self._host_pool.losses)
+    @on(_Due, RunState.WAITING)
+    def _on_delay_over(self, _: str, event: _Due) -> None:
+        self._begin_next_attempt()
+
+    def _begin_next_attempt(self) -> None:
+        lost_before, place = set(self._host_pool.losses), len(self._actions)
         reconnect_s = self.request.failure_config.host_wait_s
-        actions = self._search_hosts(now, reconnect_s=reconnect_s, wait_s=LOST_HOST_GRACE_S)
-        hosts = [action.host for action in actions if isinstance(action, ConnectHost)]
-        if not hosts:
-            return actions
-        again = " again" if lost_before >= set(hosts) else ""
-        return [ShowLine(f"trying to reach {name_hosts(hosts)}{again}"), *actions]
+        self._search_hosts(reconnect_s=reconnect_s, wait_s=LOST_HOST_GRACE_S)
+        hosts = [action.host for action in self._actions[place:] if isinstance(action, ConnectHost)]
+        if hosts:
+            again = " again" if lost_before >= set(hosts) else ""
+            self._actions.insert(place, ShowLine(f"trying to reach {name_hosts(hosts)}{again}"))
 
-    def _give_up(self, problem: str) -> list[Action]:
+    def _give_up(self, problem: str) -> None:
         self.problem = self.problem or problem
-        return self._end_early(RunState.FAILED)
+        self._end_early(RunState.FAILED)
 
-    def _end_early(self, state: RunState) -> list[Action]:
+    def _end_early(self, state: RunState) -> None:
         """End the run. An attempt ends with it whose ranks were never started, or cannot be ended."""
         has_attempt = self.state in (RunState.RESERVING, RunState.PREPARING, RunState.STOPPING)
         self._end(state)
-        return [AttemptEnded(self.attempt, tuple(self.failures), self._describe_early_end())] if has_attempt else []
+        if has_attempt:
+            self._do(AttemptEnded(self.attempt, tuple(self.failures), self._describe_early_end()))
 
     # -- moves ----------------------------------------------------------------------------------------------------
 
@@ -1061,3 +1039,9 @@ def _describe_loss(summary: str, lost: Sequence[RankFailure]) -> str:
     """Describe the loss of ranks, perhaps of several hosts, for the same reason."""
     ranks, hosts = name_ranks([failure.rank for failure in lost]), name_hosts(dict.fromkeys(f.host for f in lost))
     return f"{ranks} on {hosts} {'were' if len(lost) > 1 else 'was'} {summary}"
+
+
+HANDLERS = table_of(RunStateMachine)
+"""By kind of event and state (None: any other state): what handles it."""
+MESSAGES = {kind for kind, _ in HANDLERS if issubclass(kind, wire.Message)}
+"""The kinds of messages that the machine handles."""

@@ -138,7 +138,7 @@ KNOWN = [
     Known(
         "a stop is not followed by SIGKILL, as its time is not limited",
         "decisions/run_machine.py",
-        "        if self.saves_on_stop:\n            self._deadline = now + grace_s\n",
+        "        if self.saves_on_stop:\n            self._deadline = self._now + grace_s\n",
         "        if self.saves_on_stop:\n",
     ),
     Known(

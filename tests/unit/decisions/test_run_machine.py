@@ -27,7 +27,6 @@ from distrain.decisions.run_machine import (
     HangDetected,
     HostLost,
     HostSlow,
-    MessageReceived,
     Outstanding,
     RolledBack,
     RunRequest,
@@ -90,8 +89,8 @@ class Play:
     def state(self) -> RunState:
         return self.machine.state
 
-    def happens(self, event: Any) -> list[Action]:
-        actions = self.machine.handle(event, self.now)
+    def happens(self, event: Any, host: str = "") -> list[Action]:
+        actions = self.machine.handle(event, self.now, host)
         before = None
         while self.state.waits_for_files and self.state is not before:
             before = self.state
@@ -107,7 +106,7 @@ class Play:
         return self.happens(Tick())
 
     def says(self, host: str, message: wire.Message) -> list[Action]:
-        return self.happens(MessageReceived(host, message))
+        return self.happens(message, host)
 
     def host_of(self, rank: int) -> str:
         assert self.machine.plan is not None

@@ -1,0 +1,121 @@
+"""What hosts are told when an attempt begins: the job, which ports to reserve, and which ranks to start.
+
+Runs in: coordinator.
+
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distrain import wire
+from distrain.decisions.events import SendMessage
+from distrain.decisions.placement import Rendezvous, endpoints_of, fields_of, rendezvous_address, worker_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from distrain.decisions.events import RunRequest
+    from distrain.hosts.world import WorldPlan
+
+
+class Launch:
+    """The launch of one attempt after the other. Read ``awaited``."""
+
+    def __init__(self, request: RunRequest) -> None:
+        self._request = request
+        self._prepared: dict[str, int] = {}
+        """The hosts that know the job, and for how many workers they are prepared."""
+        self._answers: dict[str, wire.RendezvousPorts] = {}
+        self.awaited: dict[str, int] = {}
+        """How many ports each host has to reserve that has not answered yet."""
+
+    def forget(self, host: str) -> None:
+        """Note that a host no longer knows the job."""
+        self._prepared.pop(host, None)
+
+    def prepare(self, plan: WorldPlan) -> list[SendMessage]:
+        """Send the job to hosts that do not have it, or are prepared for another number of workers."""
+        workers = {host: len(plan.on(host)) for host in plan.hosts}
+        new = [host for host in plan.hosts if self._prepared.get(host) != workers[host]]
+        self._prepared |= workers
+        orders: list[SendMessage] = []
+        latest: wire.Prepare | None = None
+        for host in new:
+            message = self._prepare_message(host, workers[host])
+            latest = latest if message == latest else message  # equal ones are encoded once
+            orders.append(SendMessage(host, latest))
+        return orders
+
+    def _prepare_message(self, host: str, workers: int) -> wire.Prepare:
+        """Return the job, and how workers start: forked if user and framework allow it, else as new programs."""
+        request, settings = self._request, self._request.hosts[host]
+        return wire.Prepare(
+            start_method=request.scaling.start_method if request.backend.may_fork else "spawn",
+            preload=list(request.job.preload),
+            environment=dict(settings.environment),
+            python_flags=request.python_flags,
+            directory=settings.directory,
+            lease_s=settings.lease_s,
+            is_local=settings.is_local,
+            workers=workers,
+            body=request.job.blob,
+            numa_binding=request.scaling.numa_binding or "",
+            gpus_per_worker=request.scaling.gpus_per_worker,
+        )
+
+    def reserve(self, plan: WorldPlan, attempt: int) -> list[SendMessage]:
+        """Reserve ports: on rank 0's host one for the rendezvous, then one for each endpoint, if any.
+
+        Each attempt has new ones, so that no rank can connect to a process of an earlier attempt.
+        """
+        endpoints = self._request.backend.has_endpoints
+        needed = {host: len(plan.on(host)) * endpoints + (host == plan.hosts[0]) for host in plan.hosts}
+        self._answers, self.awaited = {}, {host: ports for host, ports in needed.items() if ports}
+        return [
+            SendMessage(host, wire.ReservePorts(attempt=attempt, ports=ports, peer=plan.peer_of(host)))
+            for host, ports in self.awaited.items()
+        ]
+
+    def reserved(self, host: str, answer: wire.RendezvousPorts) -> None:
+        """Note the ports of a host."""
+        self._answers[host] = answer
+        self.awaited.pop(host, None)
+
+    def start(
+        self, plan: WorldPlan, attempt: int, checkpoint: str | None, skip_to: Mapping[str, Any]
+    ) -> list[SendMessage]:
+        """Start the ranks of all hosts. Raise LaunchError if hosts cannot reach each other."""
+        rendezvous = self._rendezvous(plan)
+        address = "" if plan.shares_network else rendezvous.address
+        starts = []
+        for host in plan.hosts:
+            specs = [
+                worker_spec(
+                    self._request,
+                    plan,
+                    rank,
+                    attempt=attempt,
+                    checkpoint=checkpoint,
+                    skip_to=skip_to,
+                    rendezvous=rendezvous,
+                )
+                for rank in plan.on(host)
+            ]
+            ranks = [fields_of(spec) for spec in specs]
+            starts.append(SendMessage(host, wire.Start(attempt=attempt, ranks=ranks, rendezvous=address)))
+        return starts
+
+    def _rendezvous(self, plan: WorldPlan) -> Rendezvous:
+        """Return where the ranks connect to each other. Raise LaunchError if hosts cannot reach each other."""
+        answers, first = self._answers, self._answers[plan.hosts[0]]
+        given = self._request.hosts[plan.hosts[0]].environment.get("MASTER_ADDR")
+        address = rendezvous_address(plan, wanted=given, found=first.address)
+        endpoints: list[str] = []
+        if self._request.backend.has_endpoints:
+            ports = {host: answer.ports[answer is first :] for host, answer in answers.items()}
+            found = {host: answer.address for host, answer in answers.items()}
+            endpoints = endpoints_of(plan, found, ports, wanted=given)
+        return Rendezvous(address=address, port=first.ports[0], endpoints=endpoints)
