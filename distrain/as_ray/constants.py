@@ -7,12 +7,9 @@ from functools import cache, cached_property
 from typing import Any
 
 from distrain.api import config
-from distrain.system import __version__ as _own_version
 
 __version__ = "2.60.0"
 """The version of Ray whose names and arguments these are."""
-__distrain__ = _own_version
-"""The version of distrain: the mark by which a program can tell the stand-in from Ray."""
 
 TRAIN_DATASET_KEY = "train"
 ValidationFn = Callable[..., dict[str, Any]]

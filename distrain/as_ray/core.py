@@ -11,6 +11,7 @@ import os
 import pickle
 import socket
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distrain.as_ray.sentences import sentence
@@ -35,17 +36,11 @@ class NeverRaisedError(Exception):
     """An exception of Ray: of a cluster, an object store, or a task that has not ended."""
 
 
+@dataclass(frozen=True)
 class ObjectRef:
     """The result of a task, pickled, or the exception that it has raised."""
 
-    def __init__(self, outcome: bytes | Exception) -> None:
-        self._outcome = outcome
-
-    def value(self) -> Any:
-        """Return a copy of the result. Raises the exception of the task."""
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return pickle.loads(self._outcome)  # noqa: S301 - made by this program
+    outcome: bytes | Exception = field(repr=False)
 
 
 def put(value: Any, **options: object) -> ObjectRef:
@@ -53,12 +48,14 @@ def put(value: Any, **options: object) -> ObjectRef:
     return ObjectRef(pickled(value))
 
 
-def get(refs: Any, *, timeout: float | None = None, **options: object) -> Any:
-    """Return the result of a task, or a list of results. Raises the exception of the first task that has one."""
+def get(refs: Any, **options: object) -> Any:
+    """Return a copy of the result of a task, or a list of them. Raises the exception of the first that has one."""
     if isinstance(refs, (list, tuple)):
         return [get(ref) for ref in refs]
     check_type("ray.get(refs)", refs, ObjectRef, "an ObjectRef, or a list of them")
-    return refs.value()
+    if isinstance(refs.outcome, Exception):
+        raise refs.outcome
+    return pickle.loads(refs.outcome)  # noqa: S301 - made by this program
 
 
 def wait(refs: list[ObjectRef], *, num_returns: int = 1, **options: object) -> tuple[list[ObjectRef], list[ObjectRef]]:
@@ -124,7 +121,7 @@ def _copied(argument: Any) -> Any:
     """Return a copy of an argument of a task; the result for a reference, and the actor itself for an actor."""
     if isinstance(argument, ActorHandle):
         return argument
-    return (argument if isinstance(argument, ObjectRef) else put(argument)).value()
+    return get(argument if isinstance(argument, ObjectRef) else put(argument))
 
 
 class RemoteClass(RemoteFunction):

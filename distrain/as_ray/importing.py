@@ -49,7 +49,6 @@ def _without_ray(find_spec: Any) -> Any:
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
 def is_module(name: str) -> bool:
     """Tell if the stand-in has a module: one of the table, one above these, or a part of one."""
     above, _, last = name.rpartition(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -19,14 +20,14 @@ _RENAMED = {
 """Arguments of Ray, and what distrain's trackers call them."""
 
 
-def wandb_callback(project: str | None = None, **options: Any) -> distrain.trackers.Wandb:
-    """Return the tracker that does what ``WandbLoggerCallback`` does in Ray."""
-    return distrain.trackers.Wandb(project=project, **_of_tracker(options))
+def _tracker(kind: Any, **options: Any) -> Any:
+    """Return a tracker that does what a callback does in Ray."""
+    given = _without_secrets(options)
+    return kind(**{_RENAMED.get(name, name): value for name, value in given.items() if name not in _WITHOUT_EFFECT})
 
 
-def mlflow_callback(tracking_uri: str | None = None, **options: Any) -> distrain.trackers.Mlflow:
-    """Return the tracker that does what ``MLflowLoggerCallback`` does in Ray."""
-    return distrain.trackers.Mlflow(tracking_uri=tracking_uri, **_of_tracker(options))
+wandb_callback = partial(_tracker, distrain.trackers.Wandb)
+mlflow_callback = partial(_tracker, distrain.trackers.Mlflow)
 
 
 def setup_wandb(config: dict[str, Any] | None = None, *, rank_zero_only: bool = True, **options: Any) -> Any:
@@ -51,11 +52,6 @@ def setup_mlflow(config: dict[str, Any] | None = None, *, rank_zero_only: bool =
     mlflow.start_run(**{"run_name": name, **options})
     mlflow.log_params(config or {})
     return mlflow
-
-
-def _of_tracker(options: dict[str, Any]) -> dict[str, Any]:
-    given = _without_secrets(options)
-    return {_RENAMED.get(name, name): value for name, value in given.items() if name not in _WITHOUT_EFFECT}
 
 
 def _without_secrets(options: dict[str, Any]) -> dict[str, Any]:

@@ -25,9 +25,8 @@ _ADVICE = {
     f"schedulers and searchers are left to Optuna: {OPTUNA}": "schedulers|search",
     MISSING["stop"]: "stopper|Stopper",
     "use tune.Tuner(...).fit(), whose ResultGrid has the best result and a dataframe": "tune.run|ExperimentAnalysis",
-    "give the function itself to the Tuner": "register_trainable",
     "use the name without q, and round in the function": "qlograndint|qloguniform|qrandn",
-    "write a function that takes the config, and calls tune.report() in its loop": "Trainable",
+    "write a function that takes the config, and calls tune.report()": "Trainable|register_trainable",
     "report in train_func; distrain.lightning and distrain.tensorflow.keras have callbacks": "tune.integration",
     "set DISTRAIN_TRACKERS, or use --tracker; see docs/trackers.md": "callbacks|integrations|logger",
     "hosts are filled in order; see ScalingConfig": "placement_group|scheduling_strategies",
@@ -60,13 +59,9 @@ _ADVICE = {
 }
 """By sentence: a pattern of the names, or ends of paths, that it is for. The first one that fits is taken."""
 
-WITHOUT_EFFECT = frozenset(
-    {
-        "compute", "concurrency", "lines", "locality_hints", "max_retries", "memory", "num_blocks", "num_cpus",
-        "num_gpus", "override_num_blocks", "parallelism", "ray_remote_args", "ray_remote_args_fn", "resources",
-        "runtime_env", "zero_copy_batch",
-    }
-)  # fmt: skip
+_WITHOUT_EFFECT = """
+    compute concurrency lines locality_hints max_retries memory num_blocks num_cpus num_gpus override_num_blocks
+    parallelism ray_remote_args ray_remote_args_fn resources runtime_env zero_copy_batch"""
 """Arguments of Ray that say where and in how many pieces it works."""
 
 
@@ -83,7 +78,7 @@ def sentence(path: str) -> str:
 
 def check_options(function: str, options: Mapping[str, Any]) -> None:
     """Raise TypeError for arguments of a function of ``ray.data`` that would change the rows."""
-    for name in sorted(options.keys() - WITHOUT_EFFECT):
+    for name in options.keys() - _WITHOUT_EFFECT.split():
         if options[name]:
-            path = f"ray.data.Dataset.{function}.{name}"
-            raise TypeError(f"{function}({name}=...) is not supported: {sentence(path)}")
+            advice = sentence(f"ray.data.Dataset.{function}.{name}")
+            raise TypeError(f"{function}({name}=...) is not supported: {advice}")

@@ -15,17 +15,7 @@ from uuid import uuid4
 import numpy as np
 
 from distrain.as_ray.sentences import check_options, sentence
-from distrain.data.blocks import (
-    as_block,
-    column_of,
-    formatter,
-    joined,
-    row_count,
-    to_columns,
-    to_frame,
-    to_rows,
-    to_table,
-)
+from distrain.data import blocks
 from distrain.data.dataset import Dataset as PlainDataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
@@ -48,16 +38,6 @@ _seeds = count()
 
 class Dataset(PlainDataset):
     """Rows to train on, as ``ray.data`` makes them. See :class:`distrain.data.Dataset`."""
-
-    @classmethod
-    def of(cls, dataset: PlainDataset) -> Dataset:
-        """Return the same rows as a Dataset of this class."""
-        return cls(dataset._make, dataset._operations, dataset._shuffle)
-
-    @classmethod
-    def in_memory(cls, rows: Any) -> Dataset:
-        """Return rows in memory: a table, a DataFrame, a dict of arrays or a list."""
-        return cls(partial(MemorySource, as_block(rows, "ray.data")))
 
     def __repr__(self) -> str:
         return "Dataset(its rows are read when they are needed)"
@@ -103,8 +83,8 @@ class Dataset(PlainDataset):
         check_options("add_column", options)
 
         def add(batch: Any) -> Any:
-            columns, made = to_columns(as_block(batch, "add_column()")), fn(batch)
-            return {**columns, col: made if column_of(made).ndim else [made] * row_count(columns)}
+            columns, made = blocks.to_columns(blocks.as_block(batch, "add_column()")), fn(batch)
+            return {**columns, col: made if blocks.column_of(made).ndim else [made] * blocks.row_count(columns)}
 
         return super().map_batches(add, batch_format=batch_format)
 
@@ -132,7 +112,7 @@ class Dataset(PlainDataset):
         """
 
         def chosen(block: Block) -> Block:
-            columns = to_columns(block)
+            columns = blocks.to_columns(block)
             if missing := [name for name in named if name not in columns]:
                 raise DataError(f"{function}() names the column {missing[0]!r}; there are {[*columns]}")
             new = choose(columns)
@@ -153,13 +133,7 @@ class Dataset(PlainDataset):
 
     def split_at_indices(self, indices: Sequence[int]) -> list[Dataset]:
         """Return the parts between these rows."""
-
-        def part(rows: int, start: int, stop: int) -> Span:
-            return min(rows, start), min(rows, stop)
-
-        return [
-            self._part(partial(part, start=start, stop=stop)) for start, stop in pairwise([0, *indices, sys.maxsize])
-        ]
+        return [self._part(partial(_span, start, stop)) for start, stop in pairwise([0, *indices, sys.maxsize])]
 
     def repartition(self, *args: Any, shuffle: bool = False, **options: Any) -> Dataset:
         """Return the dataset itself, or shuffled: its rows are divided among the workers when they train."""
@@ -173,11 +147,11 @@ class Dataset(PlainDataset):
 
     def take_all(self, limit: int | None = None) -> list[Any]:
         """Return all rows."""
-        return [plain(row) for row in to_rows(self.read())]
+        return [plain(row) for row in blocks.to_rows(self.read())]
 
     def take_batch(self, batch_size: int = 20, *, batch_format: str | None = "default") -> Any:
         """Return the first rows as a batch."""
-        return formatter(batch_format)(self.limit(batch_size).read())
+        return blocks.formatter(batch_format)(self.limit(batch_size).read())
 
     def show(self, limit: int = 20) -> None:
         """Print the first rows."""
@@ -203,11 +177,15 @@ class Dataset(PlainDataset):
 
     def to_pandas(self, limit: int | None = None) -> Any:
         """Return all rows as a DataFrame."""
-        return to_frame(self.read())
+        return blocks.to_frame(self.read())
 
     def union(self, *others: PlainDataset) -> Dataset:
         """Return the rows of several datasets, one after the other."""
-        return self.in_memory(joined([dataset.read() for dataset in (self, *others)]))
+        return self.in_memory(blocks.joined([dataset.read() for dataset in (self, *others)]))
+
+    def in_memory(self, rows: Any) -> Dataset:
+        """Return these rows instead: a table, a DataFrame, a dict of arrays or a list."""
+        return Dataset(partial(MemorySource, blocks.as_block(rows, "ray.data")))
 
     def sort(self, key: str | list[str], descending: bool | list[bool] = False, **options: Any) -> Dataset:
         """Return the rows in the order of some columns."""
@@ -216,7 +194,7 @@ class Dataset(PlainDataset):
 
     def unique(self, column: str, **options: Any) -> list[Any]:
         """Return the values of a column, each once."""
-        return [_plain_value(value) for value in column_of(self.to_pandas()[column].drop_duplicates())]
+        return [_plain_value(value) for value in blocks.column_of(self.to_pandas()[column].drop_duplicates())]
 
     def _aggregated(self, how: str, on: str | list[str] | None = None, **options: Any) -> Any:
         """Return the sum, mean and so on of a column, or a dict of those of several ones."""
@@ -228,7 +206,7 @@ class Dataset(PlainDataset):
         """Write a file beside those in a directory."""
         check_options("write_parquet", options)
         buffer = require("pyarrow").BufferOutputStream()
-        require("pyarrow.parquet").write_table(to_table(self.read()), buffer)
+        require("pyarrow.parquet").write_table(blocks.to_table(self.read()), buffer)
         filesystem, place = find_filesystem(path)
         filesystem.makedirs(place, exist_ok=True)
         with filesystem.open(f"{place.rstrip('/')}/{uuid4().hex}_000000.parquet", "wb") as file:
@@ -254,13 +232,17 @@ def _for_rows(method: str, fn: Any, options: dict[str, Any]) -> Callable[[Any], 
     return lambda row: function(plain(row))
 
 
+def _span(start: int, stop: int, rows: int) -> Span:
+    return min(rows, start), min(rows, stop)
+
+
 def _kept(condition: Any, block: Block) -> Block:
     """Return the rows of a block for which a condition is true. Missing values meet no comparison.
 
     condition: an expression of ``pyarrow.compute``; or text for ``DataFrame.eval()`` of pandas, such as
         ``"x > 1 and (`a name`.notna() or z not in [2, 3])"``.
     """
-    table = to_table(block)
+    table = blocks.to_table(block)
     if isinstance(condition, str) and len(table):
         frame = table.to_pandas(types_mapper=require("pandas").ArrowDtype)  # which has Arrow's missing values
         condition = require("pyarrow").array(frame.eval(condition, engine="python"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +37,9 @@ def _with_options(function: Callable[..., data.Dataset]) -> Callable[..., Datase
         columns = own.pop("columns", None) if filter is not None else None  # it may name others
         endings = options.pop("file_extensions", None)
         check_options(function.__name__, options)
-        rows = Dataset.of(function(*args, **own))
-        if endings:
-            make: Any = rows._make
-            rows = replace(rows, _make=partial(make, endings=_endings(endings)))
+        plain = function(*args, **own)
+        make: Any = partial(plain._make, endings=_endings(endings)) if endings else plain._make  # type: ignore[call-arg]
+        rows = Dataset(make, plain._operations, plain._shuffle)
         rows = rows if filter is None else rows.filter(expr=filter)
         rows = rows if columns is None else rows.select_columns(columns)
         return rows.random_shuffle(seed=getattr(shuffle, "seed", None)) if shuffle else rows
@@ -50,10 +48,8 @@ def _with_options(function: Callable[..., data.Dataset]) -> Callable[..., Datase
 
 
 read_csv, read_json, read_parquet = map(_with_options, (data.read_csv, data.read_json, data.read_parquet))
-from_huggingface, from_numpy, from_pandas = map(
-    _with_options, (data.from_huggingface, data.from_numpy, data.from_pandas)
-)
-range = _with_options(data.range)
+from_huggingface, from_numpy = map(_with_options, (data.from_huggingface, data.from_numpy))
+from_pandas, range = map(_with_options, (data.from_pandas, data.range))
 
 
 @_with_options

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import distrain
 from distrain.api.ray_names import checks_arguments
@@ -30,7 +30,7 @@ from distrain.storage.runs.listing import FAILED, FINISHED
 from distrain.system.arguments import check_int, check_type
 from distrain.system.log import say, warn
 from distrain.system.remote_path import RemotePath, locate
-from distrain.system.text import flatten
+from distrain.system.text import count, flatten
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from distrain.storage.checkpoint import Checkpoint
 
-_UNIQUE = re.compile(r"0x[0-9a-f]+|ObjectRef\(\w+\)")
+_UNIQUE = re.compile(r"0x[0-9a-f]+")
 """Parts of a repr that another process has differently."""
 
 
@@ -169,12 +169,7 @@ class Tuner:
     """
 
     def __init__(
-        self,
-        trainable: Any,
-        *,
-        param_space: Mapping[str, Any] | None = None,
-        tune_config: TuneConfig | None = None,
-        run_config: distrain.RunConfig | None = None,
+        self, trainable: Any, *, param_space: Any = None, tune_config: TuneConfig | None = None, run_config: Any = None
     ) -> None:
         self._is_function = not isinstance(trainable, distrain.DataParallelTrainer)
         self._space = dict(param_space or {})
@@ -194,7 +189,7 @@ class Tuner:
             raise TypeError("RunConfig(stop=...) is not for trainers: exit the loop in train_func instead")
 
     @classmethod
-    def restore(cls, path: Any, *args: Any, **options: Any) -> NoReturn:
+    def restore(cls, path: Any, *args: Any, **options: Any) -> None:
         """Raise TypeError that says how to continue a sweep."""
         raise TypeError(
             f"Tuner.restore({str(path)!r}) is not needed: make the Tuner as before, with the same RunConfig(name=..., "
@@ -214,7 +209,7 @@ class Tuner:
         """
         location, trials = self._open()
         ended = sum(map(_has_ended, trials))
-        say(f"sweep of {len(trials)} trials, of which {ended} have ended; directory {location}")
+        say(f"sweep of {count(len(trials), 'trial')}, of which {ended} have ended; directory {location}")
         for number, (trial, settings) in enumerate(trials.items(), 1):
             if _has_ended(trial):
                 continue
@@ -321,9 +316,7 @@ class ResultGrid(list[TrialResult]):
             return self[0]
         metric, mode = metric or self._defaults[0], mode or self._defaults[1]
         if metric is None or mode not in ("min", "max"):
-            raise ValueError(
-                f"get_best_result() needs a metric, and a mode, which is min or max; got {metric!r}, {mode!r}"
-            )
+            raise ValueError(f"get_best_result() needs a metric, and a mode, min or max; got {metric!r}, {mode!r}")
         best = max(self, key=lambda result: score(result.metrics or {}, metric, mode))
         if score(best.metrics or {}, metric, mode) == -math.inf:
             raise RuntimeError(f"no trial has reported the metric {metric!r}, or only NaN or infinite values")

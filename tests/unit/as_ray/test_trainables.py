@@ -38,7 +38,7 @@ def test_stop_is_for_trials_by_all_names_of_the_config(tmp_path: Any) -> None:
 
     configs = ray.air.RunConfig, ray.air.config.RunConfig, ray.train.RunConfig, ray.tune.RunConfig
     assert [config(stop={"loss": 3}).stop for config in configs] == [{"loss": 3}] * 4
-    config = ray.air.RunConfig("name", str(tmp_path), stop={"loss": 3})
+    config = ray.air.RunConfig("name", storage_path=str(tmp_path), stop={"loss": 3})
     assert (config.name, config.storage_path, config.stop) == ("name", str(tmp_path), {"loss": 3})
     with pytest.raises(TypeError, match=r"RunConfig.stop must be a dict or None, got 3"):
         ray.air.RunConfig(stop=3)
