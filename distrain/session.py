@@ -26,14 +26,12 @@ __all__ = [
     "should_stop",
 ]
 
-SYNC = CheckpointUploadMode.SYNC
-
 
 def report(
     metrics: Mapping[str, Any],
     checkpoint: Checkpoint | None = None,
     checkpoint_dir_name: str | None = None,
-    checkpoint_upload_mode: CheckpointUploadMode = SYNC,
+    checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
     delete_local_checkpoint_after_upload: bool | None = None,
     checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
     validation: bool | ValidationTaskConfig = False,

@@ -22,7 +22,7 @@ _ADVICE = {
     "use TorchTrainer or DataParallelTrainer, whose train_func calls the library": r"\w+Trainer",
     "derive from BackendConfig, whose setup() and teardown() are called in each worker": "Backend",
     "derive from UserCallback": "RayTrainCallback",
-    f"schedulers and searchers are left to Optuna: {OPTUNA}": "schedulers|search",
+    OPTUNA: "schedulers|search",
     MISSING["stop"]: "stopper|Stopper",
     "use tune.Tuner(...).fit(), whose ResultGrid has the best result and a dataframe": "tune.run|ExperimentAnalysis",
     "use the name without q, and round in the function": "qlograndint|qloguniform|qrandn",

@@ -10,6 +10,7 @@ NAMES: dict[str, dict[str, str]] = {
         "distrain.as_ray.core:cluster_resources": "available_resources",
         "distrain.system:__version__": "__distrain__",
     },
+    "ray.actor": {"distrain.as_ray.core": "ActorHandle"},
     "ray.cloudpickle": {"cloudpickle": "*"},
     "ray.exceptions": {
         "builtins:Exception": "RayError RayTaskError",
