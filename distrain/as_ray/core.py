@@ -36,7 +36,7 @@ class NeverRaisedError(Exception):
     """An exception of Ray: of a cluster, an object store, or a task that has not ended."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ObjectRef:
     """The result of a task, pickled, or the exception that it has raised."""
 

@@ -63,6 +63,7 @@ def test_results() -> None:
     assert ray.get(refs) == [0, 2, 4]
     assert ray.get(double.remote(double.remote(x=5))) == 20
     assert ray.wait(refs, num_returns=2) == (refs[:2], refs[2:])
+    assert double.remote(0) not in refs
     assert ray.get(pickle.loads(pickle.dumps(refs))) == [0, 2, 4]  # as in the config of a run
 
 
