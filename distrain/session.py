@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.config import CheckpointUploadMode, ValidationTaskConfig
@@ -21,28 +22,16 @@ __all__ = [
     "get_checkpoint",
     "get_context",
     "get_dataset_shard",
-    "get_experiment_name",
-    "get_local_rank",
-    "get_local_world_size",
-    "get_node_rank",
-    "get_trial_dir",
-    "get_trial_id",
-    "get_trial_name",
-    "get_trial_resources",
-    "get_world_rank",
-    "get_world_size",
     "report",
     "should_stop",
 ]
-
-SYNC = CheckpointUploadMode.SYNC
 
 
 def report(
     metrics: Mapping[str, Any],
     checkpoint: Checkpoint | None = None,
     checkpoint_dir_name: str | None = None,
-    checkpoint_upload_mode: CheckpointUploadMode = SYNC,
+    checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
     delete_local_checkpoint_after_upload: bool | None = None,
     checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
     validation: bool | ValidationTaskConfig = False,
@@ -189,101 +178,9 @@ def should_stop() -> bool:
     return session_of("should_stop").should_stop()
 
 
-def get_world_rank() -> int:
-    """Return ``get_context().get_world_rank()``, under Ray AIR's name; the other functions likewise.
-
-    ::
-
-        is_first = get_world_rank() == 0
-    """
-    return get_context().get_world_rank()
-
-
-def get_world_size() -> int:
-    """Return ``get_context().get_world_size()``, under Ray AIR's name.
-
-    ::
-
-        samples = 1000 // get_world_size()
-    """
-    return get_context().get_world_size()
-
-
-def get_local_rank() -> int:
-    """Return ``get_context().get_local_rank()``, under Ray AIR's name.
-
-    ::
-
-        is_first_of_its_host = get_local_rank() == 0
-    """
-    return get_context().get_local_rank()
-
-
-def get_local_world_size() -> int:
-    """Return ``get_context().get_local_world_size()``, under Ray AIR's name.
-
-    ::
-
-        threads = 16 // get_local_world_size()
-    """
-    return get_context().get_local_world_size()
-
-
-def get_node_rank() -> int:
-    """Return ``get_context().get_node_rank()``, under Ray AIR's name.
-
-    ::
-
-        is_on_first_host = get_node_rank() == 0
-    """
-    return get_context().get_node_rank()
-
-
-def get_experiment_name() -> str:
-    """Return ``get_context().get_experiment_name()``, under Ray AIR's name.
-
-    ::
-
-        title = f"Run {get_experiment_name()}"
-    """
-    return get_context().get_experiment_name()
-
-
-def get_trial_name() -> str:
-    """Return ``get_context().get_trial_name()``, under Ray AIR's name.
-
-    ::
-
-        title = f"Run {get_trial_name()}"
-    """
-    return get_context().get_trial_name()
-
-
-def get_trial_id() -> str:
-    """Return ``get_context().get_trial_id()``, under Ray AIR's name.
-
-    ::
-
-        tag = f"run-{get_trial_id()}"
-    """
-    return get_context().get_trial_id()
-
-
-def get_trial_dir() -> str:
-    """Return ``get_context().get_trial_dir()``, under Ray AIR's name.
-
-    ::
-
-        notes = f"{get_trial_dir()}/notes.txt"
-    """
-    return get_context().get_trial_dir()
-
-
-def get_trial_resources() -> dict[str, float]:
-    """Return ``get_context().get_trial_resources()``, under Ray AIR's name.
-
-    ::
-
-        cpus = get_trial_resources().get("CPU", 0)
-    """
-    return get_context().get_trial_resources()
+@cache
+def __getattr__(name: str) -> Any:
+    """Return a method of the context under Ray AIR's name, such as ``session.get_world_rank()``."""
+    if name.startswith("get_") and hasattr(TrainContext, name):
+        return lambda: getattr(get_context(), name)()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

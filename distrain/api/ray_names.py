@@ -32,36 +32,23 @@ _AS_RAY = "`distrain run --as-ray` runs a script of Ray that has it, as it is"
 
 _ADVICE = {
     "derive from distrain.UserCallback": "Callback TrainingCallback",
-    "use DataParallelTrainer; distrain.lightgbm has a callback and get_network_params()": (
-        "LightGBMConfig LightGBMTrainer"
-    ),
+    "use DataParallelTrainer, and get_network_params() of distrain.lightgbm": "LightGBMConfig LightGBMTrainer",
     "use TorchTrainer, and make the library's own Trainer in train_func": "LightningConfigBuilder LightningTrainer",
     "hangs of any kind are a HangError; see FailureConfig.hang_timeout_s": "NCCLHangError",
     "distrain does not do inference: load the files of result.checkpoint.as_directory()": "Predictor",
-    "use distrain.should_stop(), which becomes true on all ranks at the same call": (
-        "PreemptionInfo get_preemption_info"
-    ),
+    "use distrain.should_stop(), which all ranks see in the same call": "PreemptionInfo get_preemption_info",
     "there is nothing to sync: workers write to RunConfig.storage_path themselves": "SyncConfig",
     "write 'train'": "TRAIN_DATASET_KEY",
     "TPUs are not supported": "TorchXLAConfig topology use_tpu xla",
     "it is called RunContext": "TrainRunContext",
     "a name of Ray 1: pass train_func to TorchTrainer or DataParallelTrainer, and call fit()": "Trainer",
-    (
-        "there is no Tune: loop over your settings and call fit() for each, for example in the objective of an Optuna "
-        f"study; {_AS_RAY}"
-    ): "ResultGrid TuneConfig TuneReportCallback Tuner tune",
+    f"call fit() in a loop, or in an Optuna study; {_AS_RAY}": "ResultGrid TuneConfig TuneReportCallback Tuner tune",
     "any function will do for ValidationConfig(fn=...): leave the annotation out": "ValidationFn",
-    "distrain itself replaces ray.train and ray.air: `import distrain as train`, `from distrain import session`": (
-        "air train v2"
-    ),
+    "write `import distrain as train`, or `from distrain import session`": "air train v2",
     "Horovod is not supported: use TorchTrainer or TensorflowTrainer": "horovod",
-    (
-        "there is no cluster to connect to: fit() starts the workers and ends them, so leave it out; " + _AS_RAY
-    ): "init shutdown",
+    f"leave it out: fit() starts the workers and ends them; {_AS_RAY}": "init shutdown",
     "hosts have no labels here": "label_selector",
-    "an argument of older versions of Ray: pass a train_func that calls train(), as in docs/migration/ray.md": (
-        "dmatrix_params label_column num_boost_round params"
-    ),
+    "pass a train_func, as in docs/migration/ray.md": "dmatrix_params label_column num_boost_round params",
     "an old name of storage_path": "local_dir",
     "prepare the data in train_func": "preprocessor",
     f"there are no tasks, actors or objects: call the function itself, or use concurrent.futures; {_AS_RAY}": "remote",
@@ -101,26 +88,8 @@ IGNORED = {
 }
 """Arguments of Ray without effect here, and what distrain does instead."""
 
-_DEFAULTS = {
-    "init_method": "env",
-    "placement_strategy": "PACK",
-}
-"""Defaults of Ray that are truthy. They cause no warning."""
-
-_POSITIONS = {
-    "CheckpointConfig": "num_to_keep checkpoint_score_attribute checkpoint_score_order",
-    "DataConfig": "datasets_to_split execution_options",
-    "FailureConfig": "max_failures fail_fast",
-    "RunConfig": """
-        name storage_path storage_filesystem failure_config checkpoint_config sync_config verbose stop callbacks
-        progress_reporter log_to_file""",
-    "ScalingConfig": """
-        trainer_resources num_workers use_gpu resources_per_worker placement_strategy accelerator_type""",
-}
-"""By class: its arguments in Ray's order. A number of workers may also come first."""
-
-_SYNONYMS = {"config": "train_loop_config"}
-"""Guessed names whose letters resemble another one."""
+_FIRST = {"FailureConfig": "max_failures", "RunConfig": "name", "ScalingConfig": "num_workers"}
+"""By class: the argument that may come first, without its name."""
 _arguments: dict[str, list[str]] = {}
 """By class: the arguments of its constructor."""
 
@@ -155,12 +124,12 @@ _Class = TypeVar("_Class", bound=type)
 def checks_arguments(cls: _Class) -> _Class:
     """Decorate a class whose constructor also takes keyword arguments of Ray.
 
-    Those of a config may come by place, in Ray's order. A value other than Ray's default causes a warning for those of
+    Some configs take one without its name. A value that asks for something causes a warning for those of
     :data:`IGNORED`, and a TypeError for those of :data:`MISSING`, with the sentence. For a misspelt name, the TypeError
     suggests the right one; for an argument of another class, that class.
     """
     construct = cls.__init__  # type: ignore[misc]
-    order = _POSITIONS.get(cls.__name__, "").split()
+    first = _FIRST.get(cls.__name__)
     import inspect  # at the top, a user's file of that name might be found instead
 
     known = [name for name in inspect.signature(construct).parameters if name != "self"]
@@ -168,30 +137,21 @@ def checks_arguments(cls: _Class) -> _Class:
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **options: Any) -> None:
-        skipped = 1 if args and order[:1] == ["trainer_resources"] and isinstance(args[0], (int, tuple)) else 0
-        if twice := options.keys() & (by_place := dict(zip(order[skipped:], args, strict=False))):
-            raise TypeError(f"{cls.__name__}() got multiple values for argument {min(twice)!r}")
-        args, options = args[len(by_place) :], {**by_place, **options}
         for name in sorted(options.keys() - known):
             _refuse(cls.__name__, name, options.pop(name), known)
-        construct(self, *args, **options)
+        named = {first: args[0]} if first and args else {}
+        construct(self, *args[len(named) :], **named, **options)
 
     cls.__init__ = __init__  # type: ignore[misc]
     return cls
 
 
-def _meant(name: str, known: Sequence[str]) -> str:
-    """Return a suggestion for an unknown argument: one of the known ones, or the class that has it."""
-    if (synonym := _SYNONYMS.get(name)) in known:
-        return f"; did you mean {synonym}?"
-    homes = (f"; did you mean {owner}({name}=...)?" for owner, names in _arguments.items() if name in names)
-    return did_you_mean(name, known) or next(homes, "")
-
-
 def _refuse(owner: str, name: str, value: Any, known: Sequence[str]) -> None:
     if name not in IGNORED and name not in MISSING:
-        raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{_meant(name, known)}")
-    if not value or value == _DEFAULTS.get(name):
+        homes = (f"; did you mean {other}({name}=...)?" for other, names in _arguments.items() if name in names)
+        meant = did_you_mean(name, known) or next(homes, "")
+        raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{meant}")
+    if not value:
         return
     if name in MISSING:
         raise TypeError(f"{owner}({name}=...): {MISSING[name]}")

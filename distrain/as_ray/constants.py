@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, cached_property
 from typing import Any
 
-from distrain.system import __version__ as _own_version
+from distrain.api import config
 
 __version__ = "2.60.0"
 """The version of Ray whose names and arguments these are."""
-__distrain__ = _own_version
-"""The version of distrain: the mark by which a program can tell the stand-in from Ray."""
 
 TRAIN_DATASET_KEY = "train"
 ValidationFn = Callable[..., dict[str, Any]]
@@ -19,11 +18,24 @@ ValidationFn = Callable[..., dict[str, Any]]
 class WithoutEffect:
     """Options of Ray about what it does elsewhere, or in the background: they may be set, and have no effect."""
 
+    execution_options = cached_property(lambda _: WithoutEffect())
+    resource_limits = cached_property(lambda _: WithoutEffect())
+
     def __init__(self, *args: object, **options: object) -> None:
         vars(self).update(options)
 
-    def __getattr__(self, name: str) -> WithoutEffect:
-        if name not in ("execution_options", "resource_limits"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        vars(self)[name] = found = WithoutEffect()
-        return found
+
+class DataContext(WithoutEffect):
+    """Settings of Ray Data. They may be set, and have no effect."""
+
+    @staticmethod
+    @cache
+    def get_current() -> DataContext:
+        """Return the settings of this process."""
+        return DataContext()
+
+
+class DataConfig(config.DataConfig):
+    """``ray.train.DataConfig``."""
+
+    default_ingest_options = WithoutEffect

@@ -14,7 +14,7 @@ from typing import Any
 
 from distrain.api.ray_names import AS_RAY
 from distrain.as_ray.sentences import why
-from distrain.as_ray.table import MODULES
+from distrain.as_ray.table import NAMES, PARTS
 
 
 def activate() -> None:
@@ -32,11 +32,6 @@ def activate() -> None:
         builtins.ray = StandIn("ray")  # type: ignore[attr-defined] # for Ray's guides, some of which lack the import
 
 
-def is_of_ray(name: str) -> bool:
-    """Tell the name of Ray, and of a module in it, from other modules'."""
-    return name.partition(".")[0] == "ray"
-
-
 def _without_ray(find_spec: Any) -> Any:
     """Return a find_spec() that finds no Ray.
 
@@ -46,7 +41,7 @@ def _without_ray(find_spec: Any) -> Any:
 
     @functools.wraps(find_spec)
     def find(name: str, package: str | None = None) -> ModuleSpec | None:
-        return None if is_of_ray(name) else find_spec(name, package)
+        return None if name.partition(".")[0] == "ray" else find_spec(name, package)
 
     return find
 
@@ -54,56 +49,49 @@ def _without_ray(find_spec: Any) -> Any:
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def module_names() -> frozenset[str]:
-    """Return the names of all modules of the stand-in: those of the table, and their packages."""
-    parts = [name.split(".") for name in MODULES]
-    return frozenset(".".join(words[:count]) for words in parts for count in range(1, len(words) + 1))
+def is_module(name: str) -> bool:
+    """Tell if the stand-in has a module: one of the table, one above these, or a part of one."""
+    above, _, last = name.rpartition(".")
+    return any(f"{listed}.".startswith(f"{name}.") for listed in NAMES) or (last in PARTS.split() and is_module(above))
 
 
 @functools.cache
 def homes_of(module: str) -> dict[str, tuple[str, str]]:
     """Return where each name of a module of Ray comes from: a module, and the name there."""
-    entry = MODULES.get(module, {})
-    if isinstance(entry, str):
-        home = import_module(entry)
-        return {name: (entry, name) for name in getattr(home, "__all__", dir(home)) if not name.startswith("__")}
-    return {
-        name: (home, own or name)
-        for home, names in entry.items()
-        for name, _, own in (text.partition("=") for text in names.split())
-    }
+    words = module.split(".")
+    above = [".".join(words[:count]) for count in range(2, len(words) + 1)]
+    others = ["ray.train"] if {*words} & {"air", "tune"} else []
+    found: dict[str, tuple[str, str]] = {}
+    for home, names in (pair for name in [*others, *(above or ["ray"])] for pair in NAMES.get(name, {}).items()):
+        origin, _, own = home.partition(":")
+        listed = import_module(origin).__all__ if names == "*" else names.split()
+        found |= {name: (origin, own or name) for name in listed}
+    return found
 
 
 class StandIn(ModuleType):
     """A module of Ray, whose names are looked up when they are first used."""
 
     def __getattr__(self, name: str) -> Any:
-        value = _value(self.__name__, name)
-        setattr(self, name, value)
-        return value
+        """Return what a name of Ray stands for. Raises AttributeError that says what to do instead."""
+        module, homes = self.__name__, homes_of(self.__name__)
+        if name in homes:
+            home, own = homes[name]
+            found: Any = getattr(import_module(home), own)
+        elif is_module(f"{module}.{name}"):
+            found = import_module(f"{module}.{name}")
+        else:
+            raise AttributeError(
+                f"module {module!r} has no attribute {name!r}" if name.startswith("__") else why(module, name)
+            )
+        setattr(self, name, found)
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return import_module, (self.__name__,)
 
-    @property
-    def __all__(self) -> list[str]:
-        return sorted(name for name in homes_of(self.__name__) if not name.startswith("_"))
-
     def __dir__(self) -> list[str]:
-        modules = (name.rpartition(".") for name in module_names())
-        below = {name for above, _, name in modules if above == self.__name__}
-        return sorted({*vars(self), *homes_of(self.__name__), *below})
-
-
-def _value(module: str, name: str) -> Any:
-    """Return what a name of Ray stands for. Raises AttributeError that says what to do instead."""
-    if name in homes_of(module):
-        home, own = homes_of(module)[name]
-        return getattr(import_module(home), own)
-    if f"{module}.{name}" in module_names():
-        return import_module(f"{module}.{name}")
-    raise AttributeError(f"module {module!r} has no attribute {name!r}" if name.startswith("__") else why(module, name))
+        return [*vars(self), *homes_of(self.__name__)]
 
 
 class Finder:
@@ -112,9 +100,9 @@ class Finder:
     @classmethod
     def find_spec(cls, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the spec of a module of Ray, None for others. Raises ModuleNotFoundError that says what to do."""
-        if not is_of_ray(fullname):
+        if fullname.partition(".")[0] != "ray":
             return None
-        if fullname not in module_names():
+        if not is_module(fullname):
             module, _, name = fullname.rpartition(".")
             raise ModuleNotFoundError(why(module, name))
         return ModuleSpec(fullname, cls, origin="distrain", is_package=True)  # type: ignore[arg-type]

@@ -1,100 +1,84 @@
-"""Names of Ray that the stand-in lacks, each with a sentence on what to do instead. Runs in: anywhere.
+"""Names and arguments of Ray that the stand-in lacks, each with a sentence on what to do instead. Runs in: anywhere.
 
 Names that distrain itself lacks, too, are in :mod:`distrain.api.ray_names`.
 """
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING, Any
+
 from distrain.api.ray_names import MISSING
 
-_CHECKPOINT = "use Checkpoint, whose files are those that you report; load them with the framework's own functions"
-_EXAMPLES = "it comes with Ray: copy the file next to your script, and import it from there"
-_INFERENCE = MISSING["Predictor"]
-_PREPROCESSORS = "transform the rows in map_batches(), with mean() and std() of the dataset, or with scikit-learn"
-_PRIVATE = "it is internal to Ray, and there is nothing like it here"
-_SEARCH = (
-    "schedulers and searchers are left to Optuna, whose objective calls fit() and returns a metric: see "
-    "examples/optuna_sweep.py"
-)
-_PLACEMENT = "hosts are filled in order: ScalingConfig has the number of workers, and what each needs"
-_TUNER = "use tune.Tuner(...).fit(), whose ResultGrid has the best result and a dataframe"
-_TRACKERS = "set DISTRAIN_TRACKERS, or use --tracker, for TensorBoard, W&B or MLflow; see docs/trackers.md"
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 GENERAL = "the stand-in has what training needs of Ray, as listed in docs/migration/ray.md"
-
-BELOW = {
-    "ray.air.callbacks": _TRACKERS,
-    "ray.air.integrations": _TRACKERS,
-    "ray.data": (
-        "read or compute the data with pandas, Polars, DuckDB, pyarrow or datasets, and pass it to "
-        "ray.data.from_pandas(), from_arrow() or from_huggingface()"
-    ),
-    "ray.data.read_binary_files": "use ray.data.from_items() with the paths, and map() to read each",
-    "ray.data.read_numpy": "load the arrays with numpy, and pass them to ray.data.from_numpy()",
-    "ray.data.read_webdataset": (
-        'pass datasets.load_dataset("webdataset", ...), which can be a stream, to ray.data.from_huggingface()'
-    ),
-    "ray.data.collate_fn": "pass a function as collate_fn=: it gets a dict of numpy arrays",
-    "ray.data.datasource": "add the columns in map_batches(); read_images(include_paths=True) has the path of each row",
-    "ray.data.aggregate": "use mean(), sum() and the like, or to_pandas() and pandas' groupby()",
-    "ray.data.expressions": "write filter(expr=\"x > 0 and y in ['a', 'b']\"), and map_batches() for new columns",
-    "ray.data.preprocessor": _PREPROCESSORS,
-    "ray.data.preprocessors": _PREPROCESSORS,
-    "ray.rllib": MISSING["rllib"],
-    "ray.serve": f"{MISSING['serve']}: load the files of result.checkpoint.as_directory()",
-    "ray.train.callbacks": f"reports are kept in metrics.jsonl; {_TRACKERS}",
-    "ray.train.examples": _EXAMPLES,
-    "ray.tune.examples": _EXAMPLES,
-    "ray.tune.integration": "report in train_func; distrain.lightning and distrain.tensorflow.keras have callbacks",
-    "ray.tune.logger": _TRACKERS,
-    "ray.tune.schedulers": _SEARCH,
-    "ray.tune.search": _SEARCH,
-    "ray.tune.stopper": MISSING["stop"],
-    "ray.util.collective": "use ray.train.collective, or torch.distributed in train_func",
-    "ray.util.multiprocessing": "multiprocessing.Pool of the standard library has the same methods",
-    "ray.util.placement_group": _PLACEMENT,
-    "ray.util.queue": "queue.Queue of the standard library serves one process; workers report metrics",
-    "ray.util.scheduling_strategies": _PLACEMENT,
+OPTUNA = "use Optuna, whose objective calls fit() and returns a metric: see examples/optuna_sweep.py"
+_ADVICE = {
+    "it comes with Ray: copy the file next to your script, and import it from there": "examples",
+    "use Checkpoint, and load its files with the framework's own functions": r"\w*Checkpoint",
+    MISSING["Predictor"]: r"\w*[pP]redictor",
+    "use TorchTrainer or DataParallelTrainer, whose train_func calls the library": r"\w+Trainer",
+    "derive from BackendConfig, whose setup() and teardown() are called in each worker": "Backend",
+    "derive from UserCallback": "RayTrainCallback",
+    OPTUNA: "schedulers|search",
+    MISSING["stop"]: "stopper|Stopper",
+    "use tune.Tuner(...).fit(), whose ResultGrid has the best result and a dataframe": "tune.run|ExperimentAnalysis",
+    "use the name without q, and round in the function": "qlograndint|qloguniform|qrandn",
+    "write a function that takes the config, and calls tune.report()": "Trainable|register_trainable",
+    "report in train_func; distrain.lightning and distrain.tensorflow.keras have callbacks": "tune.integration",
+    "set DISTRAIN_TRACKERS, or use --tracker; see docs/trackers.md": "callbacks|integrations|logger",
+    "hosts are filled in order; see ScalingConfig": "placement_group|scheduling_strategies",
+    "call the methods of the actors in turn: each has ended when it returns": "ActorPool|as_completed",
+    "actors have no names: pass the handle to those who call it": "get_actor|get_if_exists",
+    "CUDA_VISIBLE_DEVICES is as you have set it; a worker's own GPU is ray.train.torch.get_device()": "get_gpu_ids",
+    "use socket.gethostname() and os.getpid(), or ray.train.get_context() in train_func": "get_runtime_context",
+    "leave it out, and return a tuple, which is one result": "method|num_returns",
+    "use ray.train.collective, or torch.distributed in train_func": "util.collective",
+    "multiprocessing.Pool of the standard library has the same methods": "multiprocessing",
+    "queue.Queue of the standard library serves one process; workers report metrics": "queue",
+    "transform the rows in map_batches(), with mean() and std() of the dataset, or with scikit-learn": "preprocessors?",
+    "use ray.data.from_items() with paths or lines, and map()": "read_binary_files|read_text|include_paths",
+    "give a URL of fsspec, such as s3://bucket/folder, as the path": "arrow_open_stream_args|filesystem",
+    "use filter=, with an expression of pyarrow.compute": "filters",
+    "pass the list of the files to read, or a pattern": "ignore_missing_paths|partition_filter",
+    "leave it out: key=value in a path is a column": "partitioning",
+    "files are added to a directory: delete it before if they should replace others": r"SaveMode|write_\w+\.mode",
+    "use write_parquet(), or the methods of to_pandas()": r"Dataset\.write_\w+",
+    "convert the columns in map_batches()": "schema|tensor_column_schema|dtype|with_columns?",
+    "use train_test_split() of scikit-learn with to_pandas(), and ray.data.from_pandas() for both parts": "stratify",
+    "use train_test_split(); datasets= of the trainer are divided among the workers": r"\w*split\w*",
+    "use random_shuffle().limit(), or filter(lambda row: random.random() < 0.1).materialize()": "random_sample",
+    "use random_shuffle(), which also brings the blocks in a random order": "randomize_block_order",
+    "it is internal to Ray, and there is nothing like it here": r"ray\..*\._\w+",
+    "use DataConfig": "DatasetConfig",
+    "use iter_torch_batches()": "to_torch",
+    "use to_pandas() before training, and pass what you make of it to ray.data.from_pandas()": r"Dataset\.\w+",
+    "use pandas, pyarrow or datasets, and ray.data.from_pandas(), from_arrow() or from_huggingface()": "ray.data",
 }
-"""Sentences for all names at and below a module of Ray."""
+"""By sentence: a pattern of the names, or ends of paths, that it is for. The first one that fits is taken."""
 
-NAMES = {
-    "ActorPool": "call the methods of the actors in turn: each call is done when it returns",
-    "ExperimentAnalysis": _TUNER,
-    "Stopper": MISSING["stop"],
-    "SaveMode": "files are added to a directory: delete it before if they should replace others",
-    "as_completed": "call ray.get() with the list of references: all tasks have ended",
-    "get_actor": "actors have no names: pass the handle to those who call it; workers can use ray.train.collective",
-    "get_gpu_ids": "CUDA_VISIBLE_DEVICES is as you have set it; a worker's own GPU is ray.train.torch.get_device()",
-    "method": "leave it out: the result of an actor's method is one reference, of a tuple if it returns several values",
-    "placement_group": _PLACEMENT,
-    "register_trainable": "give the function itself to the Tuner",
-    "run": _TUNER,
-    **dict.fromkeys(("qlograndint", "qloguniform", "qrandn"), "use the name without q, and round in the function"),
-    "Backend": "derive from BackendConfig, whose setup() and teardown() are called in each worker",
-    "BaseTrainer": "derive from DataParallelTrainer, or give it a train_func",
-    "DatasetConfig": "use DataConfig",
-    "RayTrainCallback": "derive from UserCallback",
-    "Trainable": "write a function that takes the config, and calls tune.report() in its loop",
-}
-"""Sentences for names wherever they are in Ray."""
-
-ENDS = {
-    "Checkpoint": _CHECKPOINT,
-    "Predictor": _INFERENCE,
-    "Trainer": "use TorchTrainer or DataParallelTrainer, and call the library in train_func",
-    "predictor": _INFERENCE,
-}
-"""Sentences for names by their ends."""
+_WITHOUT_EFFECT = """
+    compute concurrency lines locality_hints max_retries memory num_blocks num_cpus num_gpus override_num_blocks
+    parallelism ray_remote_args ray_remote_args_fn resources runtime_env zero_copy_batch"""
+"""Arguments of Ray that say where and in how many pieces it works."""
 
 
 def why(module: str, name: str) -> str:
     """Return the text of the error for a name that a module of Ray has, or could have, and the stand-in has not."""
-    return f"{module} has no {name!r} here: {_sentence(f'{module}.{name}')}"
+    return f"{module} has no {name!r} here: {sentence(f'{module}.{name}')}"
 
 
-def _sentence(path: str) -> str:
-    words = path.split(".")
-    above = (".".join(words[:count]) for count in range(len(words), 1, -1))
-    found = next((BELOW[name] for name in above if name in BELOW), None) or {**MISSING, **NAMES}.get(words[-1])
-    found = found or next((ENDS[end] for end in ENDS if words[-1].endswith(end)), None)
-    return found or (_PRIVATE if any(word.startswith("_") for word in words) else GENERAL)
+def sentence(path: str) -> str:
+    """Return what to do instead of using a name of Ray."""
+    found = next((advice for advice, names in _ADVICE.items() if re.search(rf"(^|\.)({names})(\.|$)", path)), None)
+    return found or MISSING.get(path.rpartition(".")[2], GENERAL)
+
+
+def check_options(function: str, options: Mapping[str, Any]) -> None:
+    """Raise TypeError for arguments of a function of ``ray.data`` that would change the rows."""
+    for name in options.keys() - _WITHOUT_EFFECT.split():
+        if options[name]:
+            advice = sentence(f"ray.data.Dataset.{function}.{name}")
+            raise TypeError(f"{function}({name}=...) is not supported: {advice}")

@@ -47,7 +47,7 @@ def driver_of(parser: Parser, options: argparse.Namespace, user_path: Sequence[s
     work, variables = work_of(options, user_path), environment_variables(options.env)
 
     def drive() -> None:
-        from distrain.as_ray.core.cluster import set_variables  # the import activates the stand-in, too
+        from distrain.as_ray.core import set_variables  # the import activates the stand-in, too
 
         if ignored := [place for name, place in parser.sources.items() if name not in (*VARIABLES, *_OTHERS)]:
             warn(f"{', '.join(ignored)}: no effect, because the script calls fit() itself")

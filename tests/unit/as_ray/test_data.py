@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -54,11 +53,6 @@ class Adds:
         return {"id": thing["id"] + self.number + more}
 
 
-def parts_of(batch: dict[str, Any]) -> Any:
-    for number in batch["id"]:
-        yield {"id": np.array([number])}
-
-
 IDS = [{"id": 0}, {"id": 1}]
 PAIRS = [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
 GROUPS = [{"k": number % 2, "v": number} for number in range(5)]
@@ -77,16 +71,14 @@ IDIOMS: dict[str, tuple[Callable[[Any], Any], Any]] = {
                                                              fn_kwargs={"more": 4}, concurrency=1).take(), [{"id": 7}]),
     "map_batches fewer": (lambda rd: rd.range(9).map_batches(lambda batch: {"id": batch["id"][:1]}, batch_size=3)
                           .take(2), [{"id": 0}, {"id": 3}]),
-    "map_batches yields": (lambda rd: rd.range(2).map_batches(parts_of).take(), IDS),
     "flat_map": (lambda rd: rd.range(3).flat_map(lambda row: [row] * row["id"]).take(),
                  [{"id": 1}, {"id": 2}, {"id": 2}]),
     "add_column": (lambda rd: rd.range(1).add_column("n", lambda frame: frame["id"] + 5).take(), [{"id": 0, "n": 5}]),
     "add_column constant time": (
         lambda rd: rd.range(1).add_column("n", lambda frame: np.datetime64(1, "ns")).take(),
-        [{"id": 0, "n": pd.Timestamp(1)}],
+        [{"id": 0, "n": np.datetime64(1, "ns")}],
     ),
     "rename all": (lambda rd: rd.from_arrow(pa.table({"q": [0]})).rename_columns(["id"]).take(), IDS[:1]),
-    "split": (lambda rd: [part.count() for part in rd.range(10).split(3, equal=True)], [3, 3, 3]),
     "split_at_indices": (lambda rd: [part.take_batch()["id"].tolist() for part in rd.range(4).split_at_indices([1, 2])],
                          [[0], [1], [2, 3]]),
     "union": (lambda rd: rd.range(1).union(rd.from_items([{"id": 1}])).materialize().take(), IDS),
@@ -97,9 +89,6 @@ IDIOMS: dict[str, tuple[Callable[[Any], Any], Any]] = {
              [10, 2.0, {"max(id)": 4}]),
     "unique text": (lambda rd: rd.from_items([{"t": text} for text in ("a", None, "a")]).unique("t"), ["a", None]),
     "sort": (lambda rd: rd.from_items(GROUPS).sort(["k", "v"], descending=[True, False]).take(1), [{"k": 1, "v": 1}]),
-    "map_groups": (lambda rd: rd.from_items(GROUPS).groupby("k").map_groups(lambda group: {"n": group["v"][:1]}).take(),
-                   [{"n": 0}, {"n": 1}]),
-    "no rows": (lambda rd: [rd.range(0).take_all(), rd.range(0).count()], [[], 0]),
 }  # fmt: skip
 
 
@@ -116,7 +105,9 @@ def test_files_are_added_to_those_that_are_there(rd: Any, tmp_path: Path) -> Non
     dataset.write_parquet(path)
     dataset.write_parquet(f"{path}/", concurrency=2)
     assert rd.read_parquet(path).count() == 4
-    with pytest.raises(TypeError, match=rf"write_parquet\(mode=...\) is not supported: delete {path} before"):
+    with pytest.raises(
+        TypeError, match=r"write_parquet\(mode=...\) is not supported: files are added to a directory: delete it"
+    ):
         dataset.write_parquet(path, mode="overwrite")
 
 
@@ -131,23 +122,12 @@ def test_files(rd: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     ]
     (tmp_path / "rows.json").write_text("".join(f"{json.dumps(row)}\n" for row in PAIRS))
     rd.from_items(PAIRS).write_parquet(str(tmp_path / "parquet"))
-    rd.from_items(PAIRS).write_csv(str(tmp_path / "csv"))
+    (tmp_path / "csv").write_text("a;b\n1;x\n2;y\n")
     assert rd.read_json(str(tmp_path / "rows.json")).take() == PAIRS
-    assert rd.read_csv(str(tmp_path / "csv"), parse_options=pyarrow.csv.ParseOptions(delimiter=",")).take() == PAIRS
+    assert rd.read_csv(str(tmp_path / "csv"), parse_options=pyarrow.csv.ParseOptions(delimiter=";")).take() == PAIRS
     assert rd.read_parquet(str(tmp_path / "parquet"), columns=["a"], shuffle="files", concurrency=2).count() == 2
     rd.read_parquet(str(tmp_path / "parquet")).show(1)
     assert capsys.readouterr().out == "{'a': 1, 'b': 'x'}\n"
-
-
-def test_lines_of_text_files(rd: Any, tmp_path: Path) -> None:
-    text = "one \u2028 a\x85b\x0c\x1cc\r\n \t\n\ntwo"
-    (tmp_path / "a.txt").write_bytes(text.encode())
-    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"three\n") + gzip.compress(b"four\n"))
-    (tmp_path / "empty.txt").touch()
-    found = [row["text"] for row in rd.read_text(str(tmp_path)).take_all()]
-    assert found == ["one \u2028 a\x85b\x0c\x1cc", "two", "three", "four"]
-    whole = rd.read_text(str(tmp_path / "a.txt"), drop_empty_lines=False)
-    assert [row["text"] for row in whole.take_all()] == [found[0], " \t", "", "two"]
 
 
 def test_settings_have_no_effect(rd: Any) -> None:
@@ -211,10 +191,9 @@ def test_file_extensions_choose_files(rd: Any, tmp_path: Path) -> None:
         "tab": rd.read_csv(str(tmp_path), file_extensions=["tab"]).count(),
         "csv or .txt": rd.read_csv(str(tmp_path), file_extensions=["csv", ".txt"]).count(),
         "None": rd.read_csv(str(tmp_path), file_extensions=None).count(),
-        "text": rd.read_text(str(tmp_path), file_extensions=["tab", "txt"]).count(),
         "images": rd.read_images(str(tmp_path), file_extensions=["png"]).count(),
     }
-    assert found == {"tab": 1, "csv or .txt": 2, "None": 1, "text": 4, "images": 1}
+    assert found == {"tab": 1, "csv or .txt": 2, "None": 1, "images": 1}
     with pytest.raises(DataError, match=r"has no .pq files, but 4 others"):
         rd.read_parquet(str(tmp_path), file_extensions=["pq"]).count()
 
@@ -229,39 +208,29 @@ def test_a_shuffle_without_a_seed_is_another_order_each_time(rd: Any) -> None:
     assert rows.random_shuffle(seed=0).take_all() == rows.random_shuffle(seed=0).take_all()
 
 
-def test_facts_are_told(rd: Any, tmp_path: Path) -> None:
-    rows = rd.from_numpy(np.zeros((10, 2)))
-    rows.set_name("mine")
-    assert (rows.name, rows.num_blocks(), rows.size_bytes() >= 160) == ("mine", 1, True)
-    assert isinstance(rows.stats(), str)
-    pq.write_table(pa.table({"x": range(10)}), tmp_path / "rows.parquet", row_group_size=5)
-    files = rd.read_parquet(str(tmp_path))
-    assert (files.name, files.num_blocks(), files.size_bytes() >= 80) == (None, 2, True)
-
-
 @pytest.mark.parametrize(
     ("idiom", "text"),
     [
         (lambda rd: rd.preprocessors.StandardScaler, r"transform the rows in map_batches\(\)"),
         (lambda rd: rd.range(2).iterator().to_torch(), r"use iter_batches\(\), iter_torch_batches\(\)"),
+        (lambda rd: rd.range(2).split(2), r"has no split\(\) in distrain: use train_test_split\(\); datasets="),
+        (lambda rd: rd.range(2).write_csv("x"), r"use write_parquet\(\), or the methods of to_pandas\(\)"),
+        (lambda rd: rd.read_text("x"), r"use ray.data.from_items\(\) with paths or lines, and map\(\)"),
+        (
+            lambda rd: rd.range(2).map(print, fn_constructor_args=[1]),
+            r"map\(fn_constructor_args=...\) is not supported",
+        ),
         (lambda rd: rd.range(2).no_such_method(), r"use to_pandas\(\) before training"),
         (lambda rd: rd.range(2).train_test_split(1, stratify="id"), r"\(stratify=...\) is not .* of scikit-learn"),
-        (lambda rd: rd.range(2).map(print, fn_constructor_args=[1]), r"fn_constructor_args and .* are for a class"),
-        (lambda rd: rd.range(2).to_pandas(limit=1), r"the dataset has 2 rows; for the first ones, use limit\(\)"),
-        (lambda rd: rd.range(2).split_at_indices([-1]), r"takes ascending numbers of rows, got \[-1\]"),
         (
             lambda rd: rd.from_items([{"a": 1, "b": 2}]).rename_columns({"a": "b"}).take(),
             r"rename_columns\(\) gives several columns one name: \['b', 'b'\]",
         ),
-        (lambda rd: rd.range(2).filter(expr="id > @rd"), r"cannot be read: invalid syntax.*write comparisons of"),
-        (lambda rd: rd.range(2).filter(expr="idd > 1").take(), r"name 'idd' is not defined; write comparisons"),
-        (lambda rd: rd.range(2).filter(expr=lambda row: True), r"takes text or an expression of pyarrow.compute"),
-        (lambda rd: rd.range(2).filter(print, expr="id > 1"), r"filter\(\) takes a function, or expr="),
-        (lambda rd: rd.range(2).groupby("id").sum("id"), r"GroupedData has no sum\(\) in distrain: use map_groups"),
+        (lambda rd: rd.range(2).filter(expr="idd > 1").take(), r"name 'idd' is not defined"),
+        (lambda rd: rd.range(2).groupby("id").sum("id"), r"has no groupby\(\) in distrain: use to_pandas\(\) before"),
         (lambda rd: rd.read_csv("x", filesystem=1), r"read_csv\(filesystem=...\) is not supported: give a URL"),
         (lambda rd: rd.range(2).drop_columns(["q"]).take(), r"names the column 'q'; there are \['id'\]"),
         (lambda rd: type("Own", (DataConfig,), {"configure": print}), r"Own.configure\(\) would never be called"),
-        (lambda rd: rd.range(9).take_all(limit=3), r"take_all\(limit=3\): the dataset has more rows"),
     ],
 )
 def test_what_is_not_offered_says_what_to_do(rd: Any, idiom: Callable[[Any], Any], text: str) -> None:
@@ -270,47 +239,19 @@ def test_what_is_not_offered_says_what_to_do(rd: Any, idiom: Callable[[Any], Any
     assert "\n" not in str(raised.value)
 
 
-def test_no_rows_are_nothing_to_loop_over_or_to_add_up(rd: Any, tmp_path: Path) -> None:
+def test_no_rows(rd: Any, tmp_path: Path) -> None:
     nothing = rd.from_items([{"a": 1.5, "s": "x"}]).filter(lambda row: False)
     for rows in nothing, nothing.materialize(), rd.from_pandas(pd.DataFrame({"a": [1.5], "s": "x"})[:0]):
-        assert [list(loop) for loop in (rows.iter_rows(), rows.iter_batches(), rows.iter_torch_batches())] == [[]] * 3
         assert rows.columns() == ["a", "s"]
         assert {name: len(column) for name, column in rows.take_batch().items()} == {"a": 0, "s": 0}
         assert list(rows.take_batch(batch_format="pandas")) == rows.take_batch(batch_format="pyarrow").column_names
-        assert [rows.sum("a"), rows.mean(["a"]), rows.unique("a")] == [None, {"mean(a)": None}, []]
+        assert [rows.sum("a"), rows.unique("a")] == [0, []]
         assert rows.sort("a").union(rd.from_items(PAIRS[:0])).count() == 0
-    assert rd.range(0).sum("id") is None
-    assert rd.range(0).groupby("id").map_groups(lambda group: group).take_all() == []
     nothing.write_parquet(str(tmp_path / "files"))
     assert rd.read_parquet(str(tmp_path / "files")).columns() == ["a", "s"]
 
 
-@pytest.mark.parametrize(("use", "error"), [
-    (lambda rows: rows.sum("q"), r"sum\(\) names the column 'q'; there are \['a', 's', 'n'\]"),
-    (lambda rows: rows.sort("q"), r"sort\(\) names the column 'q'"),
-    (lambda rows: rows.groupby("q"), r"groupby\(\) names the column 'q'"),
-    (lambda rows: rows.mean("s"), r"mean\(\): column 's' \(str\) has no mean"),
-])  # fmt: skip
-def test_aggregates_name_the_column(rd: Any, use: Callable[[Any], Any], error: str) -> None:
-    with pytest.raises(DataError, match=error):
-        use(rd.from_items([{"a": 1, "s": "x", "n": None}]))
-
-
 def test_files_that_are_broken_are_named(rd: Any, tmp_path: Path) -> None:
-    for name in ("a.png", "c.txt"):
-        (tmp_path / name).write_bytes(b"\xff\xfe")
-    for read, name in ((rd.read_images, "a.png"), (rd.read_text, "c.txt")):
-        with pytest.raises(DataError, match=f"cannot read {tmp_path}/{name}: "):
-            read(str(tmp_path / name)).take()
-
-
-def test_text_files_hold_what_they_are_given(rd: Any, tmp_path: Path) -> None:
-    """Or the error says it, and the files that were there are left alone."""
-    rows = [{"i": 2**60 + 1, "f": 0.1 + 0.2, "s": 'a,"b"'}, {"i": None, "f": 1e300, "s": "\u00e9"}]
-    path = str(tmp_path / "csv")
-    rd.from_items(rows).write_csv(path)
-    assert rd.read_csv(path).take() == rows
-    for values in ([1, "a"], {"k": b"\x01"}):
-        with pytest.raises(DataError, match=r"cannot be written as csv|column 'v'"):
-            rd.from_items([{"v": values}]).write_csv(path)
-    assert rd.read_csv(path).count() == 2
+    (tmp_path / "a.png").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=f"cannot read {tmp_path}/a.png: "):
+        rd.read_images(str(tmp_path / "a.png")).take()

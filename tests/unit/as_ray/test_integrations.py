@@ -55,7 +55,7 @@ def test_setup_starts_a_run_on_rank_0(rank: int, monkeypatch: pytest.MonkeyPatch
     names = {"get_trial_id": "i", "get_trial_name": "t", "get_experiment_name": "e", "get_world_rank": rank}
     context = SimpleNamespace(**{name: lambda value=value: value for name, value in names.items()})
     wandb, mlflow = MagicMock(), MagicMock()
-    monkeypatch.setattr("distrain.as_ray.integrations.get_context", lambda: context)
+    monkeypatch.setattr("distrain.get_context", lambda: context, raising=False)
     monkeypatch.setattr("distrain.as_ray.integrations.require", {"wandb": wandb, "mlflow": mlflow}.get)
     setup_wandb({"lr": 1}, project="p")
     started = {"config": {"lr": 1}, "resume": "allow", "id": "i", "name": "t", "group": "e", "project": "p"}

@@ -63,15 +63,8 @@ def test_results() -> None:
     assert ray.get(refs) == [0, 2, 4]
     assert ray.get(double.remote(double.remote(x=5))) == 20
     assert ray.wait(refs, num_returns=2) == (refs[:2], refs[2:])
+    assert double.remote(0) not in refs
     assert ray.get(pickle.loads(pickle.dumps(refs))) == [0, 2, 4]  # as in the config of a run
-
-
-def test_several_results() -> None:
-    pair = ray.remote(num_returns=2)(lambda: (1, 2))
-    assert ray.get(pair.remote()) == [1, 2]
-    assert pair.options(num_returns=0).remote() is None
-    with pytest.raises(ValueError, match="has returned 2 values, but num_returns is 3"):
-        ray.get(pair.options(num_returns=3).remote()[0])
 
 
 def test_a_task_works_on_copies() -> None:
@@ -87,34 +80,12 @@ def test_a_task_works_on_copies() -> None:
     assert (ray.get(ref), values) == ([1, 2, 3], [1])
 
 
-def test_the_error_of_a_task_is_of_the_class_of_its_cause_too() -> None:
+def test_the_error_of_a_task_is_raised_by_get() -> None:
     ref = double.remote(fail.remote("door"))  # an argument that has failed
-    with pytest.raises(FileNotFoundError, match="no door") as raised:
+    with pytest.raises(FileNotFoundError, match="no door"):
         ray.get(ref)
-    error = raised.value
-    assert isinstance(error, ray.exceptions.RayTaskError)
-    assert type(error).__name__ == "RayTaskError(FileNotFoundError)"
-    assert type(error.cause) is FileNotFoundError
-    assert error.__cause__ is error.cause
-    assert "in fail\n    raise FileNotFoundError" in str(error)
-    assert "core" not in str(error)
-    again = pickle.loads(pickle.dumps(error))
-    assert isinstance(again, FileNotFoundError)
-    assert str(again) == str(error)
-
-
-def test_an_error_whose_class_is_final_is_a_plain_one() -> None:
-    class Odd(Exception):
-        def __init_subclass__(cls) -> None:
-            raise TypeError("final")
-
-    @ray.remote
-    def odd() -> None:
-        raise Odd("odd")
-
-    with pytest.raises(ray.exceptions.RayTaskError, match="odd") as raised:
-        ray.get(odd.remote())
-    assert type(raised.value.cause).__name__ == "Odd"
+    with pytest.raises(ray.exceptions.RayTaskError):
+        ray.get([pickle.loads(pickle.dumps(ref))])
 
 
 def test_an_actor_keeps_its_state() -> None:
@@ -133,37 +104,34 @@ def test_actors_die() -> None:
     counter, other = Counter.options(name="one").remote(), Counter.remote()
     ray.kill(counter)
     assert ray.get(other.add.remote()) == [0, 1]
-    ray.shutdown()
-    for actor in (counter, other):
-        with pytest.raises(ray.exceptions.RayActorError, match="was killed"):
-            ray.get(actor.add.remote())
+    with pytest.raises(AttributeError, match="no method 'add', or was killed"):
+        counter.add.remote()
 
 
-def test_an_actor_in_another_process_explains_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    handle = pickle.dumps(Counter.remote())
-    monkeypatch.setattr(os, "getpid", lambda: 1)
-    with pytest.raises(RuntimeError, match=r"\(Counter\) was .* where workers cannot call it: workers can"):
-        pickle.loads(handle)
+def test_an_actor_stays_in_its_process() -> None:
+    with pytest.raises(
+        TypeError, match=r"actor \(Counter\) lives in this process, .* not to workers, which can report"
+    ):
+        pickle.dumps(Counter.remote())
 
 
-async def _coroutine() -> None: ...
-
-
-class _Yields:
+class Yields:
     def step(self) -> Iterator[int]:
         yield 1
+
+    async def wait(self) -> None: ...
 
 
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: double(1), TypeError, r"double is remote: call double.remote\(\), not double\(\)"),
     (lambda: Counter.remote().add(), TypeError, r"call Counter.add.remote\(\)"),
     (lambda: Counter.options(get_if_exists=True).remote(), TypeError, "actors have no names: pass the handle"),
-    (lambda: Counter.remote().subtract, AttributeError, "no attribute 'subtract'"),
-    (lambda: ray.get([3]), ValueError, "an ObjectRef or a list of them, got"),
-    (lambda: ray.wait([ray.put(1)], num_returns=2), ValueError, "between 1 and the 1 references"),
-    (lambda: ray.put(threading.Lock()), TypeError, "cannot be pickled"),
-    (lambda: ray.remote(_Yields).remote(), ValueError, "_Yields.step.. is async or yields"),
-    (lambda: ray.remote(3), TypeError, "without parentheses, or with keyword arguments"),
+    (lambda: double.options(num_returns=2), TypeError, r"num_returns=...\) is not supported: .* return a tuple"),
+    (lambda: Counter.remote().subtract, AttributeError, "no method 'subtract'"),
+    (lambda: ray.get([3]), TypeError, "an ObjectRef, or a list of them, got"),
+    (lambda: ray.put(threading.Lock()), TypeError, "cannot pickle"),
+    (lambda: ray.get(ray.remote(Yields).remote().step.remote()), TypeError, "Yields.step.. is async or yields"),
+    (lambda: ray.get(ray.remote(Yields).remote().wait.remote()), TypeError, "Yields.wait.. is async or yields"),
 ]
 
 
@@ -177,10 +145,11 @@ def test_what_is_wrong_is_said(case: tuple[Callable[[], Any], type[Exception], s
 # -- notices ---------------------------------------------------------------------------------------------------------
 
 
-def test_options_that_have_no_effect_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_notice_says_once_how_tasks_run(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         assert ray.get(double.options(num_cpus=1, runtime_env={"pip": ["x"]}).remote(1)) == 2
-    assert notices(caplog) == ["ray.remote(runtime_env): no effect because functions and actors run in this process"]
+    (notice,) = notices(caplog)
+    assert "one after the other, and their options have no effect" in notice
 
 
 def test_init_sets_variables_and_names_what_it_ignores(
@@ -192,10 +161,9 @@ def test_init_sets_variables_and_names_what_it_ignores(
     assert not ray.is_initialized()
     with ray.init("auto", runtime_env=env, num_cpus=4, ignore_reinit_error=True, local_mode=True):
         assert ray.is_initialized()
-    assert not ray.is_initialized()
     assert (os.environ["PLACE"], os.environ["DISTRAIN_ENV"]) == ("here", "BEFORE,PLACE")
     (notice,) = notices(caplog)
-    assert "ray.init(): no effect for address, num_cpus, runtime_env['pip']" in notice
+    assert "ray.init(): no effect for address, num_cpus, runtime_env:" in notice
 
 
 def notices(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -212,4 +180,3 @@ def test_the_cluster_is_this_machine() -> None:
     (node,) = ray.nodes()
     assert node["Alive"]
     assert node["NodeManagerAddress"] == ray.util.get_node_ip_address()
-    assert ray.get_runtime_context().get_node_id() == node["NodeID"]

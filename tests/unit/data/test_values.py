@@ -200,8 +200,12 @@ def mapped(batch_format: str, batch_size: int | None, dataset: PlainDataset, fol
     return batches("default", changed, folder)
 
 
+def of_ray(dataset: PlainDataset) -> Dataset:
+    return Dataset(dataset._make, dataset._operations, dataset._shuffle)
+
+
 def written(dataset: PlainDataset, folder: Path) -> list[Any]:
-    Dataset.of(dataset).write_parquet(str(folder / "parquet"))
+    of_ray(dataset).write_parquet(str(folder / "parquet"))
     (file,) = (folder / "parquet").iterdir()
     return pq.read_table(file).column("v").to_pylist()
 
@@ -209,7 +213,7 @@ def written(dataset: PlainDataset, folder: Path) -> list[Any]:
 CONSUMERS: dict[str, Callable[[PlainDataset, Path], Any]] = {
     "iter_rows": lambda dataset, folder: (row["v"] for row in shard(dataset).iter_rows()),
     "take": lambda dataset, folder: [row["v"] for row in dataset.take(9)],
-    "take of ray.data": lambda dataset, folder: [row["v"] for row in Dataset.of(dataset).take(9)],
+    "take of ray.data": lambda dataset, folder: [row["v"] for row in of_ray(dataset).take(9)],
     "default": lambda dataset, folder: batches("default", dataset, folder),
     "pandas": lambda dataset, folder: batches("pandas", dataset, folder),
     "pyarrow": lambda dataset, folder: batches("pyarrow", dataset, folder),
@@ -219,7 +223,7 @@ CONSUMERS: dict[str, Callable[[PlainDataset, Path], Any]] = {
     "map_batches pandas": lambda dataset, folder: mapped("pandas", None, dataset, folder),
     "map_batches pyarrow": lambda dataset, folder: mapped("pyarrow", 1, dataset, folder),
     "filter": lambda dataset, folder: batches("default", dataset.map(same).filter(lambda row: True), folder),
-    "union": lambda dataset, folder: batches("default", Dataset.of(dataset.limit(1)).union(dataset), folder),
+    "union": lambda dataset, folder: batches("default", of_ray(dataset.limit(1)).union(dataset), folder),
     "write_parquet": lambda dataset, folder: written(dataset, folder),
 }
 NEVER_REFUSE = ("iter_rows", "take", "take of ray.data", "default", "map", "map_batches", "filter", "union")

@@ -52,6 +52,13 @@ def reported(worker: Worker, metrics: dict[Any, Any]) -> Any:
     return json.loads(message.body)
 
 
+def test_methods_of_the_context_are_functions_as_in_ray_air(worker: Worker) -> None:
+    assert session.get_world_rank() == session.get_context().get_world_rank()
+    assert session.get_trial_name is session.get_trial_name
+    with pytest.raises(AttributeError, match="has no attribute 'get_nothing'"):
+        session.get_nothing()  # type: ignore[attr-defined]
+
+
 def test_a_test_of_the_host_is_made_in_the_next_report(worker: Worker) -> None:
     worker.coordinator.send(wire.SniffTest(attempt=2, rank=1))
     distrain.report({})
