@@ -217,31 +217,18 @@ def to_table(block: Block) -> Any:
 
 def to_frame(block: Block) -> Any:
     """Return a pandas DataFrame."""
-    pandas = require("pandas")
-    if not _is_table(block):
-        return pandas.DataFrame(_each_column(to_arrays(block).items(), _for_pandas, "a column of pandas"))
-    names = _distinct(block.column_names)
-    if not (changed := _changed_by_pandas(block)):
-        return block.to_pandas()
-    frame = block.drop_columns(changed).to_pandas()
-    for name, column in to_arrays(block.select(changed)).items():
-        frame[name] = pandas.Series(_for_pandas(column), index=frame.index if len(frame.columns) else None)
-    return frame[names]
+    columns = to_arrays(block).items()
+    return require("pandas").DataFrame({name: column if column.ndim == 1 else list(column) for name, column in columns})
 
 
-FORMATS: dict[str, Callable[[Block], Any]] = {
-    "default": to_arrays,
-    "numpy": to_arrays,
-    "pandas": to_frame,
-    "pyarrow": to_table,
-}
+_FORMATS = {"default": to_arrays, "numpy": to_arrays, "pandas": to_frame, "pyarrow": to_table}
 
 
 def formatter(batch_format: str | None) -> Callable[[Block], Any]:
     """Return the function that converts a block to a format that the user names. Raises ValueError."""
     chosen = batch_format or "default"
-    check_choice("batch_format", chosen, list(FORMATS))
-    return FORMATS[chosen]
+    check_choice("batch_format", chosen, list(_FORMATS))
+    return _FORMATS[chosen]
 
 
 def object_types(column: np.ndarray[Any, Any]) -> str:
@@ -367,9 +354,8 @@ def _of_rows(values: list[Any]) -> np.ndarray[Any, Any]:
         inner = list(chain.from_iterable(filter(None, values)))
         return _nested(_of_values(inner) if inner else np.empty(0), lengths)
     rows = [value if value is None else column_of(value) for value in values]
-    arrays = [row for row in rows if row is not None]
-    made = _combined(arrays, np.stack) if len(arrays) == len(rows) and len({row.shape for row in arrays}) == 1 else None
-    return _objects(rows) if made is None else made
+    kinds = {None if row is None else (row.dtype, row.shape) for row in rows}
+    return np.stack(rows) if len(kinds) == 1 and None not in kinds else _objects(rows)
 
 
 def _nested(inner: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -382,45 +368,22 @@ def _nested(inner: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> np.nd
     return _objects([None if length < 0 else inner[end - length : end] for end, length in places])
 
 
-def _combined(arrays: Sequence[np.ndarray[Any, Any]], combine: Callable[..., Any]) -> np.ndarray[Any, Any] | None:
-    """Return arrays as one of a type that has all their values; None if there is no such type."""
-    kinds = {array.dtype.kind for array in arrays}
-    if len({array.dtype for array in arrays}) > 1 and not kinds <= set("iufc"):
-        return None
-    made: np.ndarray[Any, Any] = combine(arrays)
-    if made.dtype.kind in "fc" and kinds & set("iu"):
-        if kinds <= set("iu"):
-            return None
-        with np.errstate(invalid="ignore"):
-            if any(array.dtype.kind in "iu" and _changes(array, made.dtype) for array in arrays):
-                return None
-    return made
-
-
-def _changes(integers: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
-    return bool((integers.astype(dtype).real.astype(integers.dtype) != integers).any())
-
-
 def _joined_columns(columns: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """Return the values of several columns as one."""
-    if len({column.shape[1:] for column in columns}) == 1 and (made := _combined(columns, np.concatenate)) is not None:
-        return made
+    if len({(column.dtype, column.shape[1:]) for column in columns}) == 1:
+        return np.concatenate(columns)
     return _of_values([value for column in columns for value in column])
 
 
 def _from_series(series: Any) -> np.ndarray[Any, Any]:
     """Return a column of pandas as an array."""
-    dtype = series.dtype
-    if hasattr(dtype, "pyarrow_dtype"):
-        return _from_arrow(require("pyarrow").array(series))
-    if hasattr(dtype, "categories"):
-        values = list(dtype.categories)
+    if hasattr(series.dtype, "categories"):  # an array of these would have floats for integers
+        values = list(series.dtype.categories)
         return _of_values([None if code < 0 else values[code] for code in series.cat.codes])
-    gaps = series.isna()
-    plain = getattr(dtype, "numpy_dtype", dtype)
-    if isinstance(plain, np.dtype) and (plain.kind in "fcMm" or (plain.kind in "biu" and not gaps.any())):
-        nan = {"na_value": np.nan} if plain is not dtype else {}
-        return np.asarray(series.to_numpy(plain, **nan))
+    if isinstance(series.dtype, np.dtype) and series.dtype != object:
+        return np.asarray(series)
+    if hasattr(series.dtype, "pyarrow_dtype") or hasattr(series.dtype, "numpy_dtype"):
+        return _from_arrow(require("pyarrow").array(series))
     return _of_values(series.to_numpy(object, na_value=None).tolist())
 
 
@@ -509,22 +472,6 @@ def _is_same(found: Any, given: Any) -> bool:
     if found is None or found != found:
         return bool(given is None or given != given)
     return bool(found == given) and isinstance(found, bool) == isinstance(given, (bool, np.bool_))
-
-
-def _changed_by_pandas(table: Any) -> list[str]:
-    """Return the names of the columns whose values pandas would change, or take for others."""
-    pa = require("pyarrow")
-    return [
-        name
-        for name, kind in zip(table.schema.names, table.schema.types, strict=True)
-        if (pa.types.is_integer(kind) and table.column(name).null_count)
-        or pa.types.is_nested(kind)
-        or isinstance(kind, pa.BaseExtensionType)
-    ]
-
-
-def _for_pandas(column: np.ndarray[Any, Any]) -> Any:
-    return list(column) if column.ndim > 1 else column
 
 
 # -- kinds of objects, without importing their packages --------------------------------------------------------------

@@ -121,14 +121,14 @@ class Dataset:
     def limit(self, limit: int) -> Self:
         """Keep the first rows; random ones after ``random_shuffle()``, the same ones in each epoch.
 
-        Of a stream, the first rows are kept. They are counted before any ``filter()``.
+        Raises DataError for a stream, when it is opened.
 
         ::
 
             rows.limit(1000)
         """
         check_int("limit", limit, minimum=1)
-        return self._part(lambda rows: (0, min(rows, limit)), most=limit)
+        return self._part(lambda rows: (0, min(rows, limit)))
 
     def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None) -> Self:
         """Shuffle the rows anew in each epoch. The order follows from the seed and the epoch.
@@ -170,15 +170,14 @@ class Dataset:
         train, test = (self._part(span, seed=chosen) for span in spans)
         return train, test
 
-    def _part(self, span_of: Callable[[int], Span], *, seed: int | None = None, most: int | None = None) -> Self:
+    def _part(self, span_of: Callable[[int], Span], *, seed: int | None = None) -> Self:
         """Return the rows of a span that depends on the number of rows.
 
         seed: of the random order in which rows are counted; None: that of an earlier ``random_shuffle()``, if any.
-        most: the number of rows to keep of a stream, which does not know its own number; None: streams are refused.
         """
         if seed is None and self._shuffle:
             seed = self._shuffle[0]
-        return self._then(partial(OpenDataset.part, span_of=span_of, seed=seed, most=most))
+        return self._then(partial(OpenDataset.part, span_of=span_of, seed=seed))
 
     def _mapped(
         self, function: Callable[[Block], Any], name: str, batch_size: int | None = None, keeps_rows: bool | None = True
@@ -213,7 +212,7 @@ class Dataset:
         opened = self.open()
         rows = ROWS_AT_ONCE if isinstance(opened.source, Stream) else opened.source.rows
         blocks = [*self._blocks(rows)]
-        return joined(blocks) if blocks else opened.no_rows()
+        return joined(blocks) if blocks else opened.first(1)
 
     def materialize(self) -> Self:
         """Read all rows, in the order of epoch 0, into memory, in the calling process; they are sent to the workers.

@@ -91,8 +91,8 @@ class TableSource(ABC):
         return 0
 
     @abstractmethod
-    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        """Yield ``count`` rows of these blocks, one after the other, without the first ``skip`` of the first one."""
+    def read(self, block: int) -> Iterator[Block]:
+        """Yield the rows of a block, in parts."""
 
     def take(self, rows: Indices) -> Block:
         """Return rows by their numbers, if ``is_random``."""
@@ -103,8 +103,9 @@ class TableSource(ABC):
         """Return JSON that changes if the data does."""
 
     def first(self, rows: int) -> Block:
-        """Return some of the first rows, at least one if there are any."""
-        return next(self.read(range(len(self.block_rows)), 0, min(rows, self.rows)), [])
+        """Return some of the first rows, at most so many, and at least one if there are any."""
+        found = (part for block in range(len(self.block_rows)) for part in self.read(block))
+        return rows_between(next(filter(row_count, found), []), 0, rows)
 
     def schema(self) -> Schema:
         """Return the columns of the first row."""
@@ -124,9 +125,8 @@ class RandomSource(TableSource):
     def block_rows(self) -> Indices:
         return np.minimum(ROWS_AT_ONCE, self.rows - np.arange(0, self.rows, ROWS_AT_ONCE))
 
-    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        places = ((block * ROWS_AT_ONCE, min(self.rows, (block + 1) * ROWS_AT_ONCE)) for block in blocks)
-        return rows_after((self.take(np.arange(*place)) for place in places), skip, count)
+    def read(self, block: int) -> Iterator[Block]:
+        yield self.take(np.arange(block * ROWS_AT_ONCE, min(self.rows, (block + 1) * ROWS_AT_ONCE)))
 
     def first(self, rows: int) -> Block:
         return self.take(np.arange(min(rows, self.rows))) if self.rows else []
@@ -201,25 +201,18 @@ class ItemSource(RandomSource):
 class HuggingFaceSource(RandomSource):
     """A ``datasets.Dataset``. Rows come as Arrow has them, unless the user has set a format or a transform.
 
-    Images and the like come decoded, as numpy arrays. All else would lose digits in the numpy format.
+    Rows with images and the like come as Python's values, decoded. In the numpy format, values would lose digits.
     """
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(len(dataset))
         self._dataset = dataset
-        self._decoded: Any = None
-        if dataset.format["type"] is None:
-            needs_decoding = require("datasets.features.features").require_decoding
-            names = dataset.format["columns"]
-            decoded = [name for name in names if needs_decoding(dataset.features[name])]
-            self._decoded = dataset.with_format("numpy", columns=decoded) if decoded else None
-            self._dataset = dataset.with_format("arrow", columns=names)
+        needs_decoding, columns = require("datasets.features.features").require_decoding, dataset.format["columns"]
+        if dataset.format["type"] is None and not any(needs_decoding(dataset.features[name]) for name in columns):
+            self._dataset = dataset.with_format("arrow", columns=columns)
 
     def take(self, rows: Indices) -> Block:
         found = self._dataset[rows]
-        if self._decoded is not None:
-            found = {**to_columns(found.drop_columns(self._decoded.format["columns"])), **self._decoded[rows]}
-            found = {name: found[name] for name in self._dataset.format["columns"]}
         return as_block(dict(found) if isinstance(found, Mapping) else found, "the dataset's format or transform")
 
     def facts(self) -> dict[str, Any]:
@@ -274,4 +267,5 @@ def _sequence(source: TableSource, order: RowOrder, epoch: int, span: Span, batc
     first = int(np.searchsorted(ends, start, side="right"))
     last = int(np.searchsorted(ends, stop, side="left")) + 1
     skip = start - int(ends[first] - sizes[blocks[first]])
-    yield from source.read(blocks[first:last].tolist(), skip, stop - start)
+    parts = (rows for block in blocks[first:last].tolist() for rows in source.read(block))
+    yield from rows_after(parts, skip, stop - start)

@@ -5,11 +5,10 @@ The user's functions are :class:`Batched`.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,9 +18,7 @@ from distrain.data.blocks import (
     joined,
     kept_rows,
     row_count,
-    rows_after,
     rows_at,
-    rows_between,
     to_rows,
 )
 from distrain.data.order import Permutation, RowOrder
@@ -42,72 +39,36 @@ _ROWS_TO_TRY = 128
 
 
 class IndexedSource(RandomSource):
-    """Rows of a dataset that can find any row directly.
+    """Rows of a source that can find any row directly.
 
-    places: turns the number of a row into its number in the dataset. fact: the name of this choice.
+    places: turns the number of a row into its number in the other source. fact: the name of this choice.
     """
 
-    def __init__(self, dataset: OpenDataset, rows: int, places: Callable[[Indices], Indices], fact: str) -> None:
+    def __init__(self, inner: TableSource, rows: int, places: Callable[[Indices], Indices], fact: str) -> None:
         super().__init__(rows)
-        self._dataset = dataset
-        self._inner = cast("TableSource", dataset.source)
+        self._inner = inner
         self._places = places
         self._fact = fact
-        self.at_once = self._inner.at_once
+        self.at_once = inner.at_once
 
     def take(self, rows: Indices) -> Block:
-        return self._dataset.finished(self._inner.take(self._places(rows)))
+        return self._inner.take(self._places(rows))
 
     def facts(self) -> dict[str, Any]:
         return {**self._inner.facts(), self._fact: self.rows}
 
     def schema(self) -> Schema:
-        return self._dataset.schema()
+        return self._inner.schema()
 
 
 @dataclass(eq=False)
-class DerivedSource(TableSource):
-    """Rows that are made from those of another source, block by block."""
-
-    inner: TableSource
-
-    @abstractmethod
-    def made(self, rows: Block, first: int) -> Block:
-        """Return what becomes of some rows of one block. ``first``: the number of the first one in the source."""
-
-    @property
-    def row_bytes(self) -> float:
-        return self.inner.row_bytes
-
-    @cached_property
-    def _ends(self) -> Indices:
-        """The number of the first row of the other source after each block."""
-        ends: Indices = np.cumsum(self.inner.block_rows)
-        return ends
-
-    def _parts(self, blocks: Sequence[int]) -> Iterator[tuple[int, Block]]:
-        """Yield what becomes of these blocks, with the number of the block. No part has rows of two blocks."""
-        sizes = self.inner.block_rows[blocks]
-        ends = np.cumsum(sizes)
-        shifts = self._ends[blocks] - ends
-        first = 0
-        for rows in self.inner.read(blocks, 0, int(sizes.sum())):
-            place = int(np.searchsorted(ends, first, side="right"))
-            yield blocks[place], self.made(rows, first + int(shifts[place]))
-            first += row_count(rows)
-
-    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        filled = [block for block in blocks if self.block_rows[block]]
-        return rows_after((rows for _, rows in self._parts(filled)), skip, count)
-
-
-@dataclass(eq=False)
-class SlicedSource(DerivedSource):
+class SlicedSource(TableSource):
     """The rows of another source whose places in an order are in a span.
 
     seed: of the order; None: the order of the source.
     """
 
+    inner: TableSource
     span: Span
     seed: int | None
 
@@ -115,26 +76,33 @@ class SlicedSource(DerivedSource):
     def _order(self) -> Callable[[Indices], Indices]:
         return _order_of_parts(self.inner.rows, self.seed)
 
-    def _inside(self, numbers: Indices) -> Indices:
-        """Return where the numbers are those of rows in the span."""
-        places = self._order(numbers)
+    def _chosen(self, first: int, end: int) -> Indices:
+        """Return which of these rows are in the span, counted from ``first``."""
+        places = self._order(np.arange(first, end))
         found: Indices = np.flatnonzero((places >= self.span[0]) & (places < self.span[1]))
         return found
 
     @cached_property
     def block_rows(self) -> Indices:
+        ends = np.cumsum(self.inner.block_rows)
+        starts = ends - self.inner.block_rows
         if self.seed is None:
-            sizes: Indices = np.clip(self._ends, *self.span) - np.clip(self._ends - self.inner.block_rows, *self.span)
-            return sizes
-        counts = np.zeros(len(self._ends), dtype=np.int64)
-        for first in range(0, self.inner.rows, _NUMBERS_AT_ONCE):
-            numbers = np.arange(first, min(self.inner.rows, first + _NUMBERS_AT_ONCE))
-            np.add.at(counts, np.searchsorted(self._ends, numbers[self._inside(numbers)], side="right"), 1)
-        return counts
+            return np.clip(ends, *self.span) - np.clip(starts, *self.span)
+        parts = (range(start, end, _NUMBERS_AT_ONCE) for start, end in zip(starts, ends, strict=True))
+        return np.array([sum(len(self._chosen(n, min(n + _NUMBERS_AT_ONCE, part.stop))) for n in part) for part in parts])
 
-    def made(self, rows: Block, first: int) -> Block:
-        kept = self._inside(np.arange(first, first + row_count(rows)))
-        return rows if len(kept) == row_count(rows) else rows_at(rows, kept)
+    @property
+    def row_bytes(self) -> float:
+        return self.inner.row_bytes
+
+    def read(self, block: int) -> Iterator[Block]:
+        first = int(self.inner.block_rows[:block].sum())
+        for rows in self.inner.read(block):
+            end = first + row_count(rows)
+            kept = self._chosen(first, end)
+            if len(kept):
+                yield rows_at(rows, kept)
+            first = end
 
     def schema(self) -> Schema:
         return self.inner.schema()
@@ -145,30 +113,29 @@ class SlicedSource(DerivedSource):
 
 
 @dataclass(eq=False)
-class RemadeSource(DerivedSource):
+class RemadeSource(TableSource):
     """The rows that a function makes from those of another source. A pass over all rows counts them.
 
     columns: returns the columns, if the function may leave out all rows; None: the first row has them.
     """
 
+    inner: TableSource
     function: Callable[[Block], Block]
     columns: Callable[[], Schema] | None = None
 
-    def made(self, rows: Block, first: int) -> Block:
-        return self.function(rows)
-
     @cached_property
     def block_rows(self) -> Indices:
-        counts = np.zeros(len(self._ends), dtype=np.int64)
-        for block, rows in self._parts(range(len(counts))):
-            counts[block] += row_count(rows)
-        return counts
+        return np.array([sum(map(row_count, self.read(block))) for block in range(len(self.inner.block_rows))])
+
+    @property
+    def row_bytes(self) -> float:
+        return self.inner.row_bytes
+
+    def read(self, block: int) -> Iterator[Block]:
+        return map(self.function, filter(row_count, self.inner.read(block)))
 
     def schema(self) -> Schema:
-        if self.columns:
-            return self.columns()
-        found = (rows for _, rows in self._parts(range(len(self._ends))))
-        return schema_of(next(filter(row_count, found), []))
+        return self.columns() if self.columns else super().schema()
 
     def facts(self) -> dict[str, Any]:
         return {**self.inner.facts(), "filtered" if self.columns else "remade": self.rows}
@@ -256,23 +223,16 @@ class OpenDataset:
             block = function(block)
         return block
 
-    def no_rows(self) -> Block:
-        """Return a block without rows, with the columns if they are known."""
-        return [] if self.functions else self.source.schema().no_rows()
-
     def first(self, rows: int) -> Block:
-        """Return some of the first rows, with the functions applied; at least one if there are any."""
+        """Return some of the first rows; if there are none, a block without rows, with the columns if they are known."""
         found = self.source.first(rows)
-        return self.finished(found) if row_count(found) else found
-
-    def sample(self) -> Block:
-        """Return a block of one row, or an empty one if there are no rows."""
-        found = self.first(1)
-        return rows_between(found, 0, 1) if row_count(found) else self.no_rows()
+        if row_count(found):
+            return self.finished(found)
+        return [] if self.functions else self.source.schema().no_rows()
 
     def schema(self) -> Schema:
         """Return the columns, with the functions applied."""
-        return schema_of(self.sample()) if self.functions else self.source.schema()
+        return schema_of(self.first(1)) if self.functions else self.source.schema()
 
     def mapped(self, function: Batched) -> OpenDataset:
         """Apply a function to each batch, or to all rows beforehand if it changes their number."""
@@ -293,30 +253,25 @@ class OpenDataset:
             return OpenDataset(replace(source, functions=(*source.functions, *kept.functions)), (), self.order)
         if not source.is_random:
             return OpenDataset(RemadeSource(source, kept.finished, self.schema), (), self.order)
-        blocks = source.read(range(len(source.block_rows)), 0, source.rows)
+        blocks = (block for number in range(len(source.block_rows)) for block in source.read(number))
         rows = (row for block in blocks for row in to_rows(self.finished(block)))
         places = np.fromiter((place for place, row in enumerate(rows) if function(row)), dtype=np.int64)
-        found = IndexedSource(self, len(places), lambda numbers: places[numbers], "filtered")
-        return OpenDataset(found, (), self.order)
+        return replace(self, source=IndexedSource(source, len(places), lambda numbers: places[numbers], "filtered"))
 
-    def part(self, span_of: Callable[[int], Span], seed: int | None, most: int | None) -> OpenDataset:
+    def part(self, span_of: Callable[[int], Span], seed: int | None) -> OpenDataset:
         """Keep the rows of a span that depends on their number.
 
         seed: of the random order in which they are counted; None: their own order. Parts with different places in the
             same order have different rows.
-        most: the number of rows to keep of a stream, which does not know its own number; None: streams are refused.
         """
         if isinstance(self.source, Stream):
-            if most is None:
-                raise _no_row_count("use two streams")
-            return replace(self, source=replace(self.source, most=min(most, self.source.most)))
+            raise _no_row_count("choose its rows before you pass it to distrain, as with take() and skip() of datasets")
         span = start, stop = span_of(self.source.rows)
         if not self.source.is_random:
             return replace(self, source=SlicedSource(self.source, span, seed))
         order, source = _order_of_parts(self.source.rows, seed), self.source
         fact = f"from {start}" if seed is None else f"split {seed} from {start}"
-        found = IndexedSource(OpenDataset(source), stop - start, lambda numbers: order(numbers + start), fact)
-        return replace(self, source=found)
+        return replace(self, source=IndexedSource(source, stop - start, lambda numbers: order(numbers + start), fact))
 
     def _with(self, function: Callable[[Block], Block]) -> OpenDataset:
         return replace(self, functions=(*self.functions, function))

@@ -67,7 +67,7 @@ def read_images(
     endings = _endings(options) or _IMAGES
 
     def files() -> list[tuple[Any, str]]:
-        filesystem, found = found_files(_list_of(paths), lambda path: path.lower().endswith(endings), "images")
+        filesystem, found, _ = found_files(_list_of(paths), endings, "images")
         return [(filesystem, path) for path in found]
 
     def read(file: tuple[Any, str]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _endings(options: dict[str, Any]) -> tuple[str, ...]:
 
 def _lines(paths: Any, encoding: str, drop_empty: bool, endings: tuple[str, ...]) -> list[dict[str, str]]:
     """Return the lines of files. They end as those of ``open()`` do, and not at other characters of Unicode."""
-    filesystem, found = found_files(_list_of(paths), lambda path: path.lower().endswith(endings), "text")
+    filesystem, found, _ = found_files(_list_of(paths), endings, "text")
     lines: list[str] = []
     for path in found:
         with _naming(path), filesystem.open(path, "rb", compression="infer") as file:
