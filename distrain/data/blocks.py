@@ -354,8 +354,9 @@ def _of_rows(values: list[Any]) -> np.ndarray[Any, Any]:
         inner = list(chain.from_iterable(filter(None, values)))
         return _nested(_of_values(inner) if inner else np.empty(0), lengths)
     rows = [value if value is None else column_of(value) for value in values]
-    kinds = {None if row is None else (row.dtype, row.shape) for row in rows}
-    return np.stack(rows) if len(kinds) == 1 and None not in kinds else _objects(rows)
+    arrays = [row for row in rows if row is not None]
+    is_even = len(arrays) == len(rows) and len({(row.dtype, row.shape) for row in arrays}) == 1
+    return np.stack(arrays) if is_even else _objects(rows)
 
 
 def _nested(inner: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -164,27 +164,18 @@ def _of_huggingface(value: Any) -> Dataset | None:
     if is_instance(value, "datasets", "Dataset"):
         return Dataset(partial(HuggingFaceSource, value))
     if is_instance(value, "datasets", "IterableDataset"):
-        return Dataset(partial(Stream, lambda: value, trusts_states=not _has_buffer(value)))
+        return Dataset(partial(Stream, lambda: value))
     return None
-
-
-def _has_buffer(stream: Any) -> bool:
-    """Return whether a Hugging Face IterableDataset shuffles in a buffer, which its state does not contain."""
-    parts = [getattr(stream, "_ex_iterable", None)]
-    while parts:
-        part = parts.pop()
-        if type(part).__name__ == "BufferShuffledExamplesIterable":
-            return True
-        inner = getattr(part, "ex_iterables", None) or [getattr(part, "ex_iterable", None)]
-        parts += [found for found in inner if found is not None]
-    return False
 
 
 # -- what users pass to datasets= ------------------------------------------------------------------------------------
 
 
-def as_dataset(value: Any, name: str) -> Dataset:
-    """Return what the user passes as ``datasets={name: value}`` as a Dataset. Raises TypeError."""
+def as_dataset(value: Any, name: str, make: Callable[[], Any] | None = None) -> Dataset:
+    """Return what the user passes as ``datasets={name: value}`` as a Dataset. Raises TypeError.
+
+    make: the function of the user's that has made it; of a stream, each epoch makes another one.
+    """
     if isinstance(value, Dataset):
         return value
     if (found := _of_huggingface(value)) is not None:
@@ -194,8 +185,6 @@ def as_dataset(value: Any, name: str) -> Dataset:
             f"datasets[{name!r}] is a DataLoader: pass its dataset, or make the DataLoader in train_func and give it "
             "to prepare_data_loader()"
         )
-    if is_instance(value, "torch.utils.data", "IterableDataset"):
-        return Dataset(partial(Stream, lambda: value))
     rows = list(value) if isinstance(value, (list, tuple)) else value
     if isinstance(rows[0] if isinstance(rows, list) and rows else rows, (str, os.PathLike)):
         return _files(value, None)
@@ -205,12 +194,18 @@ def as_dataset(value: Any, name: str) -> Dataset:
         or is_instance(rows, "pandas", "DataFrame")
     ):
         return Dataset(partial(MemorySource, as_block(rows, f"datasets[{name!r}]")))
-    if hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, type):
+    is_stream = is_instance(value, "torch.utils.data", "IterableDataset")
+    if hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, type) and not is_stream:
         return Dataset(partial(ItemSource, value))
     if callable(value):
         return Dataset(partial(_called, value, name))
-    if hasattr(value, "__iter__") and not isinstance(value, (Iterator, Set)):
-        return Dataset(partial(Stream, lambda: value))
+    if make is None and (hasattr(value, "load_state_dict") or hasattr(value, "set_state")):
+        raise TypeError(
+            f"datasets[{name!r}] has a state of its own, and may begin in the middle: pass a function that makes it, "
+            "which each epoch calls; or make a StatefulDataLoader in train_func and give it to prepare_data_loader()"
+        )
+    if hasattr(value, "__iter__") and not isinstance(value, Set) and (make or not isinstance(value, Iterator)):
+        return Dataset(partial(Stream, make or (lambda: value)))
     raise TypeError(
         f"datasets[{name!r}] is a {type(value).__module__}.{type(value).__qualname__}; pass a dataset of "
         "distrain.data, torch or Hugging Face, a pyarrow Table, a pandas DataFrame, a dict of arrays, a list of dicts, "
@@ -218,9 +213,6 @@ def as_dataset(value: Any, name: str) -> Dataset:
     )
 
 
-def _called(function: Callable[[], Any], name: str) -> Stream | OpenDataset:
-    """Return the source that a function of the user's makes. An iterator is a stream: each epoch calls it again."""
-    made = function()
-    if hasattr(made, "__next__"):
-        return Stream(function)
-    return as_dataset(made, name).open()
+def _called(function: Callable[[], Any], name: str) -> OpenDataset:
+    """Return what a function of the user's makes."""
+    return as_dataset(function(), name, function).open()

@@ -5,6 +5,7 @@ A Dataset is a description. It opens nothing before its rows are asked for, on t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +16,7 @@ from distrain.data.blocks import formatter, joined, to_rows, writable
 from distrain.data.files import FileSource
 from distrain.data.order import RowOrder
 from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Schema, TableSource, in_order
-from distrain.data.streams import OpenStream, Stream
+from distrain.data.streams import Stream
 from distrain.data.transforms import Batched, Constructed, OpenDataset, as_row, span_of_split
 from distrain.errors import DataError
 from distrain.system.arguments import check_int, check_type
@@ -209,10 +210,7 @@ class Dataset:
 
     def read(self) -> Block:
         """Return all rows, in the order of epoch 0, as one block. It reads them into the memory of this process."""
-        opened = self.open()
-        rows = ROWS_AT_ONCE if isinstance(opened.source, Stream) else opened.source.rows
-        blocks = [*self._blocks(rows)]
-        return joined(blocks) if blocks else opened.first(1)
+        return joined([*self._blocks()] or [self.open().first(1)])
 
     def materialize(self) -> Self:
         """Read all rows, in the order of epoch 0, into memory, in the calling process; they are sent to the workers.
@@ -257,14 +255,15 @@ class Dataset:
             opened = operation(opened)
         return replace(opened, order=_order(opened.source, *self._shuffle)) if self._shuffle else opened
 
-    def _blocks(self, rows: int) -> Iterator[Block]:
+    def _blocks(self, most: float = math.inf) -> Iterator[Block]:
         """Yield the first rows, and perhaps some more; of a stream, in its own order."""
-        opened = self.open()
-        if isinstance(opened.source, Stream):
-            found = OpenStream(opened.source, 0).blocks(lambda: rows)
+        source, order = self.open().source, self.open().order
+        if isinstance(source, Stream):
+            found = source.read(int(min(most, ROWS_AT_ONCE)))
         else:
-            found = in_order(opened.source, opened.order, 0, (0, min(rows, opened.source.rows)), rows)
-        return map(opened.finished, found)
+            rows = int(min(most, source.rows))
+            found = in_order(source, order, 0, (0, rows), rows)
+        return map(self.open().finished, found)
 
 
 def _order(source: TableSource | Stream, seed: int, window: int | None) -> RowOrder:

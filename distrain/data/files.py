@@ -92,7 +92,7 @@ class FileSource(TableSource):
 
     @cached_property
     def _kind(self) -> str:
-        """pyarrow's name of the format of all files."""
+        """The format of all files."""
         formats = {self.file_format or _format_of(file): file for file in self._found.files}
         if None in formats:
             raise DataError(f"{formats[None]} has no known ending: use read_parquet(), read_csv() or read_json()")
@@ -124,7 +124,7 @@ class FileSource(TableSource):
 
     def _open(self, fragment: Any) -> _File:
         keys = require("pyarrow.dataset").get_partition_keys(fragment.partition_expression)
-        with _naming(fragment):
+        with _naming(fragment.path):
             if self._kind == "parquet":
                 groups = [(part, part.row_groups[0]) for part in fragment.split_by_row_group()]
                 parts = [_Part(part, group.num_rows, group.total_byte_size) for part, group in groups]
@@ -228,7 +228,8 @@ class FileSource(TableSource):
     def _chosen(self) -> set[str]:
         """The columns of text files whose types the user has chosen."""
         explicit = getattr(self.options.get("parse_options"), "explicit_schema", None)
-        return {*(explicit.names if explicit else ()), *getattr(self.options.get("convert_options"), "column_types", ())}
+        types = getattr(self.options.get("convert_options"), "column_types", ())
+        return {*(explicit.names if explicit else ()), *types}
 
     def _check_digits(self, schema: Any) -> None:
         """Raise DataError for a text file with an integer that would lose digits because its column has floats."""
@@ -275,7 +276,7 @@ class FileSource(TableSource):
 
     def _tables(self, fragment: Any, schema: Any, size: int) -> Iterator[Any]:
         """Yield these columns of a file or row group. ``size``: the most rows of a table, unless it is of JSON."""
-        with _naming(fragment):
+        with _naming(_name(fragment)):
             if self._kind == "json":
                 yield from self._json_tables(fragment, schema)
                 return
@@ -299,16 +300,16 @@ class FileSource(TableSource):
 
 
 @contextmanager
-def _naming(fragment: Any) -> Iterator[None]:
-    """Turn pyarrow's errors into a DataError with the name of the file."""
+def _naming(name: str) -> Iterator[None]:
+    """Turn pyarrow's errors into a DataError with the name of what was read."""
     try:
         yield
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"cannot read {_name(fragment)}: {error}") from error
+        raise DataError(f"cannot read {name}: {error}") from error
 
 
 def _name(fragment: Any) -> str:
-    groups = getattr(fragment, "row_groups", ())
+    groups = getattr(fragment, "row_groups", [])
     return f"{fragment.path}, row group {groups[0].id}" if len(groups) == 1 else str(fragment.path)
 
 

@@ -204,7 +204,7 @@ class Loops:
         began = last = time.monotonic()
         waited = 0.0
         try:
-            for batch, rows, note in after(iter(items)):
+            for batch, rows in after(iter(items)):
                 now = time.monotonic()
                 waited += now - last
                 self.times.count(rows, now - last)
@@ -212,7 +212,7 @@ class Loops:
                 loop.take()
                 if self._refusal and loop.batches > 1:
                     raise self._refusal
-                own.took(rows, note)
+                own.took(rows)
                 yield batch
                 last = time.monotonic()
                 self.times.passed += last - now
@@ -229,7 +229,7 @@ class Loops:
             self._say_once(
                 "left out",
                 f"{own.left_out} rows of an epoch are left out, as they do not divide evenly among "
-                f"{self.worker.ranks} workers; uneven='pad' repeats rows instead",
+                f"{self.worker.ranks} workers",
             )
 
     def _check_newest(self, loop: _Loop) -> None:
@@ -241,11 +241,11 @@ class Loops:
 
     def _made(
         self, own: TablePass | StreamPass, opened: OpenDataset, convert: Callable[[Block], Any]
-    ) -> Iterator[tuple[Any, int, Any]]:
+    ) -> Iterator[tuple[Any, int]]:
         """Yield the converted batches. It runs in the thread that reads ahead."""
         with self.naming_errors():
-            for block, rows, note in own.blocks():
-                yield convert(opened.finished(block)), rows, note
+            for block, rows in own.blocks():
+                yield convert(opened.finished(block)), rows
 
     @contextlib.contextmanager
     def naming_errors(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ from distrain.errors import DataError
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from distrain.data.blocks import Block
     from distrain.data.order import Indices, RowOrder, Span

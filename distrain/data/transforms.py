@@ -87,9 +87,13 @@ class SlicedSource(TableSource):
         ends = np.cumsum(self.inner.block_rows)
         starts = ends - self.inner.block_rows
         if self.seed is None:
-            return np.clip(ends, *self.span) - np.clip(starts, *self.span)
-        parts = (range(start, end, _NUMBERS_AT_ONCE) for start, end in zip(starts, ends, strict=True))
-        return np.array([sum(len(self._chosen(n, min(n + _NUMBERS_AT_ONCE, part.stop))) for n in part) for part in parts])
+            sizes: Indices = np.clip(ends, *self.span) - np.clip(starts, *self.span)
+            return sizes
+        return np.array([self._count(*block) for block in zip(starts, ends, strict=True)], dtype=np.int64)
+
+    def _count(self, start: int, end: int) -> int:
+        firsts = range(start, end, _NUMBERS_AT_ONCE)
+        return sum(len(self._chosen(first, min(first + _NUMBERS_AT_ONCE, end))) for first in firsts)
 
     @property
     def row_bytes(self) -> float:
@@ -125,7 +129,8 @@ class RemadeSource(TableSource):
 
     @cached_property
     def block_rows(self) -> Indices:
-        return np.array([sum(map(row_count, self.read(block))) for block in range(len(self.inner.block_rows))])
+        counts = [sum(map(row_count, self.read(block))) for block in range(len(self.inner.block_rows))]
+        return np.array(counts, dtype=np.int64)
 
     @property
     def row_bytes(self) -> float:
@@ -224,7 +229,7 @@ class OpenDataset:
         return block
 
     def first(self, rows: int) -> Block:
-        """Return some of the first rows; if there are none, a block without rows, with the columns if they are known."""
+        """Return some of the first rows; if there are none, a block without rows, with columns if they are known."""
         found = self.source.first(rows)
         if row_count(found):
             return self.finished(found)

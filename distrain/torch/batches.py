@@ -36,7 +36,7 @@ def converter(
     return make
 
 
-def mover(device: Any) -> Callable[[Iterator[tuple[Any, int, Any]]], Iterator[tuple[Any, int, Any]]]:
+def mover(device: Any) -> Callable[[Iterator[tuple[Any, int]]], Iterator[tuple[Any, int]]]:
     """Return the function that moves batches to a device; ``"auto"``: the worker's own, or the CPU outside of one."""
     if device == "auto":
         device = get_device() if current.session else "cpu"
@@ -56,17 +56,16 @@ def loader(batches: Iterable[Any]) -> DataLoader[Any]:
     return DataLoader(_Batches(batches), batch_size=None)
 
 
-def _moved(items: Iterator[tuple[Any, int, Any]], device: torch.device) -> Iterator[tuple[Any, int, Any]]:
-    """Move the batches. What comes with them stays where it is: it may be the state of a stream, which has tensors."""
-    others: deque[tuple[int, Any]] = deque()
+def _moved(items: Iterator[tuple[Any, int]], device: torch.device) -> Iterator[tuple[Any, int]]:
+    counts: deque[int] = deque()
 
     def batches() -> Iterator[Any]:
-        for batch, rows, note in items:
-            others.append((rows, note))
+        for batch, rows in items:
+            counts.append(rows)
             yield batch
 
     for batch in on_device(batches(), device):
-        yield batch, *others.popleft()
+        yield batch, counts.popleft()
 
 
 def _is_object(block: Block) -> bool:
