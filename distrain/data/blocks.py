@@ -440,39 +440,24 @@ def _to_arrow(column: np.ndarray[Any, Any]) -> Any:
 
 def _objects_to_arrow(values: list[Any]) -> Any:
     """Return values as a column of Arrow, which changes some mixtures of types. So it is compared."""
-    pa = require("pyarrow")
     kinds = set(map(type, values)) - {type(None)}
     is_simple = len(kinds) == 1 and kinds <= {str, bytes, int, float}
+    values = values if is_simple else [_listed(value) for value in values]
+    made = require("pyarrow").array(values)
     if not is_simple:
-        values = [_listed(value) for value in values]
-    is_of_pandas = {(kind.__module__.partition(".")[0], kind.__name__) for kind in kinds} == {("pandas", "Timestamp")}
-    is_large = kinds == {int} and max(value for value in values if value is not None) >= 1 << 63
-    made = pa.array(require("pandas").Series(values) if is_of_pandas else values, pa.uint64() if is_large else None)
-    if not is_simple and not all(map(_is_same, made.to_pylist(), values)):
-        raise ValueError(f"Arrow has no type for all its values, which are of type {object_types(_objects(values))}")
+        try:
+            np.testing.assert_equal(made.to_pylist(), values)
+        except AssertionError as error:
+            names = object_types(_objects(values))
+            raise ValueError(f"Arrow has no type for all its values, which are of type {names}") from error
     return made
 
 
 def _listed(value: Any) -> Any:
-    """Return a value with lists in place of arrays that Arrow does not take."""
+    """Return a value with lists in place of arrays."""
     if isinstance(value, dict):
         return {name: _listed(item) for name, item in value.items()}
-    if isinstance(value, np.ndarray) and value.dtype == "M8[D]":  # pyarrow raises for such arrays in lists
-        value = value.astype(object)
-    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype != object and value.size:
-        return value
     return [_listed(item) for item in value] if isinstance(value, (list, tuple, np.ndarray)) else value
-
-
-def _is_same(found: Any, given: Any) -> bool:
-    """Return whether Arrow gives the value back that it got."""
-    if isinstance(given, dict):
-        return all(_is_same(found.get(name), item) for name, item in given.items())
-    if isinstance(given, (list, np.ndarray)):
-        return all(map(_is_same, found, given))
-    if found is None or found != found:
-        return bool(given is None or given != given)
-    return bool(found == given) and isinstance(found, bool) == isinstance(given, (bool, np.bool_))
 
 
 # -- kinds of objects, without importing their packages --------------------------------------------------------------

@@ -8,16 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain.data.blocks import ITEM, as_block, is_instance, joined
-from distrain.data.dataset import Dataset
+from distrain.data.dataset import Dataset, OpenDataset
 from distrain.data.files import FileSource
-from distrain.data.sources import HuggingFaceSource, ItemSource, MemorySource, RangeSource
-from distrain.data.streams import Stream
+from distrain.data.sources import HuggingFaceSource, ItemSource, MemorySource, RangeSource, Stream
 from distrain.system.arguments import check_int, check_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from distrain.data.transforms import OpenDataset
 
 
 def read_parquet(paths: Any, *, columns: Sequence[str] | None = None) -> Dataset:

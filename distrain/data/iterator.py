@@ -8,11 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from distrain.data.blocks import formatter, joined, to_arrays, to_frame, to_rows
-from distrain.data.dataset import Dataset
+from distrain.data.dataset import Dataset, OpenDataset
 from distrain.data.loops import Loops
 from distrain.data.passes import PassOptions, Worker, make_pass
-from distrain.data.sources import ROWS_AT_ONCE, MemorySource
-from distrain.data.streams import Stream
+from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Stream
 from distrain.system.arguments import check_int
 from distrain.system.imports import require
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from distrain.data.blocks import Block
     from distrain.data.positions import DataLoop
     from distrain.data.sources import Schema
-    from distrain.data.transforms import OpenDataset
 
 _ROWS_PER_READ = 256
 _MAKERS = {"torch": "distrain.torch.batches", "tensorflow": "distrain.tensorflow.data"}
@@ -173,7 +171,7 @@ class DataIterator:
         with self._loops.naming_errors():
             opened = self._dataset.open()
             options = PassOptions(batch_size=ROWS_AT_ONCE, drop_last=False, order=opened.order)
-            own = make_pass(opened, self._loops.worker, options, 0, None)
+            own = make_pass(opened.source, self._loops.worker, options, 0, None)
             blocks = [opened.finished(block) for block, _ in own.blocks()]
         dataset = Dataset(partial(MemorySource, joined(blocks)))
         return DataIterator(dataset, name=self._loops.name, worker=Worker(0, 1))

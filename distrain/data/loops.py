@@ -15,7 +15,7 @@ from distrain.data.order import Division
 from distrain.data.passes import make_pass
 from distrain.data.positions import DataLoop
 from distrain.data.prefetch import Prefetched
-from distrain.data.streams import Stream
+from distrain.data.sources import Stream
 from distrain.errors import DataError
 from distrain.system.log import say
 
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from distrain.data.blocks import Block
-    from distrain.data.dataset import Dataset
+    from distrain.data.dataset import Dataset, OpenDataset
     from distrain.data.order import RowOrder
     from distrain.data.passes import PassOptions, StreamPass, TablePass, Worker
-    from distrain.data.transforms import OpenDataset
 
 _NOTICE_AFTER_S = 20.0
 """Seconds of a pass after which a worker may say that it mostly waits for data."""
@@ -193,7 +192,7 @@ class Loops:
         with self.naming_errors():
             opened = self.dataset.open()
             epoch, start = self._next_start(options.order)
-            own = make_pass(opened, self.worker, options, epoch, start)
+            own = make_pass(opened.source, self.worker, options, epoch, start)
         is_over = start is not None and start.get("is_over", False)
         items = Prefetched(iter(()) if is_over else self._made(own, opened, convert), prefetch)
         loop = self.loop = _Loop(is_stopping=self.is_stopping, is_first=self.loop is None, own=own, items=items)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distrain.data.blocks import as_block, joined, row_count, to_columns, to_table
-from distrain.data.transforms import Constructed
+from distrain.data.dataset import Constructed
 from distrain.errors import DataError
 from distrain.system.imports import require
 
