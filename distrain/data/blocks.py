@@ -132,11 +132,9 @@ def as_block(value: Any, source: str) -> Block:
     names = _distinct([str(name) for name, _ in value.items()], f"{source}: ")
     named = zip(names, (column for _, column in value.items()), strict=True)
     block = _each_column(named, column_of, "an array")
-    if single := [name for name, column in block.items() if not column.ndim]:
-        raise DataError(f"{source}: column {single[0]!r} is one value; it must be an array with a value for each row")
-    lengths = {name: len(column) for name, column in block.items()}
-    if len(set(lengths.values())) > 1:
-        raise DataError(f"{source} returned columns of different lengths: {lengths}")
+    lengths = {name: len(column) if column.ndim else "one value" for name, column in block.items()}
+    if "one value" in lengths.values() or len({*lengths.values()}) > 1:
+        raise DataError(f"{source}: columns must be arrays of one length, with a value for each row, but are {lengths}")
     return block
 
 
@@ -174,13 +172,11 @@ def _with_nan(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     kinds = set(map(type, column.flat)) if column.dtype == object else set()
     if type(None) not in kinds or _letters(kinds - {type(None)}) != {"i"}:
         return column
-    floats = [math.nan if value is None else float(value) for value in column.flat]
-    for value, made in zip(column.flat, floats, strict=True):
+    floats: np.ndarray[Any, Any] = np.array([math.nan if value is None else float(value) for value in column.flat])
+    for value, made in zip(column.flat, floats.tolist(), strict=True):
         if value is not None and int(value) != made:
-            raise ValueError(
-                f"{value} would lose digits as a float beside gaps, which map() and iter_rows() get as None"
-            )
-    made_of_all: np.ndarray[Any, Any] = np.array(floats).reshape(column.shape)
+            raise ValueError(f"{value} would lose digits as a float beside gaps; map() and iter_rows() have it exactly")
+    made_of_all: np.ndarray[Any, Any] = floats.reshape(column.shape)
     return made_of_all
 
 
@@ -326,8 +322,10 @@ def _of_values(values: list[Any]) -> np.ndarray[Any, Any]:
     if letters == {"i"} and (made.dtype.kind not in "iu" or made.dtype.char == "Q"):
         # From 2**63 on, numpy chooses floats, or ulonglong, which torch does not know.
         return np.array(values, np.uint64) if min(values) >= 0 and max(values) < 1 << 64 else _objects(values)
-    if len(letters) > 1 and not ("b" not in letters and all(map(_is_exact, made.tolist(), values))):
-        return _objects(values)
+    if len(letters) > 1:
+        plain = [value.item() if isinstance(value, np.generic) else value for value in values]
+        is_exact = all(own == value or value != value for own, value in zip(made.tolist(), plain, strict=True))
+        return made if is_exact and "b" not in letters else _objects(values)
     return made
 
 
@@ -336,11 +334,6 @@ def _letters(kinds: Iterable[Any]) -> set[str]:
 
 
 _PLAIN = {bool, int, float, complex, str, bytes, list, tuple, dict, type(None), np.ndarray}
-
-
-def _is_exact(made: Any, value: Any) -> bool:
-    plain = value.item() if isinstance(value, np.generic) else value
-    return bool(made == plain or plain != plain)
 
 
 def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
@@ -457,6 +450,8 @@ def _listed(value: Any) -> Any:
     """Return a value with lists in place of arrays."""
     if isinstance(value, dict):
         return {name: _listed(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray) and value.dtype == "M8[D]":  # pyarrow raises for its values in lists
+        value = value.astype(object)
     return [_listed(item) for item in value] if isinstance(value, (list, tuple, np.ndarray)) else value
 
 

@@ -140,10 +140,7 @@ def range(n: int) -> Dataset:
 
 
 def _files(
-    paths: Any,
-    file_format: str | None,
-    columns: Sequence[str] | None = None,
-    options: Mapping[str, Any] | None = None,
+    paths: Any, file_format: str | None, columns: Sequence[str] | None = None, options: Mapping[str, Any] | None = None
 ) -> Dataset:
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not given or not all(isinstance(path, (str, os.PathLike)) for path in given):
@@ -185,11 +182,8 @@ def as_dataset(value: Any, name: str, make: Callable[[], Any] | None = None) -> 
     rows = list(value) if isinstance(value, (list, tuple)) else value
     if isinstance(rows[0] if isinstance(rows, list) and rows else rows, (str, os.PathLike)):
         return _files(value, None)
-    if (
-        isinstance(rows, (list, dict))
-        or is_instance(rows, "pyarrow", "Table")
-        or is_instance(rows, "pandas", "DataFrame")
-    ):
+    is_frame = is_instance(rows, "pyarrow", "Table") or is_instance(rows, "pandas", "DataFrame")
+    if isinstance(rows, (list, dict)) or is_frame:
         return Dataset(partial(MemorySource, as_block(rows, f"datasets[{name!r}]")))
     is_stream = is_instance(value, "torch.utils.data", "IterableDataset")
     if hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, type) and not is_stream:

@@ -140,15 +140,12 @@ class FileSource(TableSource):
 
     def _read_json(self, fragment: Any) -> tuple[Any, int]:
         """Return the columns of a whole file of JSON lines, and the number of its rows."""
-        pa, rows, found = require("pyarrow"), 0, require("pyarrow").schema([])
+        pa, rows, fields = require("pyarrow"), 0, []
         for text in self._texts(fragment):
             table = require("pyarrow.json").read_json(pa.BufferReader(text), **self.options)
-            own = [
-                field if field.name in self._chosen else field.with_type(_without_times(field.type))
-                for field in table.schema
-            ]
-            rows, found = rows + len(table), pa.unify_schemas([found, pa.schema(own)], promote_options="permissive")
-        return found, rows
+            fields += [own if own.name in self._chosen else _without_times(own) for own in table.schema]
+            rows += len(table)
+        return pa.unify_schemas([pa.schema([own]) for own in fields], promote_options="permissive"), rows
 
     def _json_tables(self, fragment: Any, schema: Any) -> Iterator[Any]:
         """Yield these columns of a file of JSON lines.
@@ -287,13 +284,8 @@ class FileSource(TableSource):
 
     def facts(self) -> dict[str, Any]:
         names = [PurePosixPath(file).name for file in self._found.files]
-        return {
-            "rows": self.rows,
-            "files": len(names),
-            "bytes": float(sum(part.size for part in self._parts)),
-            "names": names,
-            "blocks": self.block_rows.tolist(),
-        }
+        sizes = {"rows": self.rows, "files": len(names), "bytes": float(sum(part.size for part in self._parts))}
+        return {**sizes, "names": names, "blocks": self.block_rows.tolist()}
 
     def schema(self) -> Schema:
         return Schema(self._schema.names, self._schema.types)
@@ -330,10 +322,11 @@ def found_files(paths: Sequence[str], endings: tuple[str, ...], kinds: str) -> F
     Names that begin with a dot or an underscore don't count, as in Spark's folders, unless a pattern has such names.
     ``_column=value`` is a column. kinds: says which files are wanted. Raises DataError if there are none.
     """
-    systems = [_located(given) for given in paths]
-    filesystem = systems[0][0]
-    found: list[str] = []
-    roots = []
+    try:
+        systems = [find_filesystem(given) for given in paths]
+    except ValueError as error:
+        raise DataError(f"cannot read {', '.join(paths)}: {error}") from error
+    filesystem, found, roots = systems[0][0], list[str](), list[str]()
     for given, (other, path) in zip(paths, systems, strict=True):
         if other != filesystem:
             raise DataError(f"{paths[0]} and {given} are on different filesystems; read each by itself")
@@ -350,14 +343,6 @@ def found_files(paths: Sequence[str], endings: tuple[str, ...], kinds: str) -> F
         found += chosen
         roots.append(root)
     return Found(filesystem, found, os.path.commonpath(roots))
-
-
-def _located(given: str) -> tuple[Any, str]:
-    """Return the filesystem of a path or URL, and the path there."""
-    try:
-        return find_filesystem(given)
-    except ValueError as error:
-        raise DataError(f"cannot read {given}: {error}") from error
 
 
 def _files_in(filesystem: Any, path: str, given: str) -> set[str]:
@@ -388,14 +373,14 @@ def _format_of(path: str) -> str | None:
 # -- values of text files --------------------------------------------------------------------------------------------
 
 
-def _without_times(kind: Any) -> Any:
-    """Return a type that pyarrow has chosen for values of JSON, with text for texts that look like times."""
-    pa = require("pyarrow")
+def _without_times(field: Any) -> Any:
+    """Return a field that pyarrow has found in JSON, with text for texts that look like times."""
+    pa, kind = require("pyarrow"), field.type
     if pa.types.is_list(kind):
-        return pa.list_(_without_times(kind.value_type))
+        return field.with_type(pa.list_(_without_times(kind.value_field)))
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_without_times(field.type)) for field in kind])
-    return pa.string() if pa.types.is_timestamp(kind) else kind
+        return field.with_type(pa.struct([_without_times(inner) for inner in kind]))
+    return field.with_type(pa.string()) if pa.types.is_timestamp(kind) else field
 
 
 def _large(column: Any) -> list[float]:

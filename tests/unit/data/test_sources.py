@@ -247,7 +247,7 @@ def test_rows_that_do_not_divide_evenly(capfd: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(("value", "error"), [
-    (lambda: {"x": 1}, r"column 'x' is one value; it must be an array"),
+    (lambda: {"x": 1}, r"must be arrays of one length, .* but are \{'x': 'one value'\}"),
     (lambda: [{"x": 1}, 3], r"some rows are dicts, but one is 3"),
     (lambda: [None], r"rows such as None cannot be joined: .*; give a collate_fn"),
 ])  # fmt: skip
