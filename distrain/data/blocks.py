@@ -70,9 +70,7 @@ def kept_rows(block: Block, function: Callable[[Any], bool]) -> Block:
 
 def joined(blocks: Sequence[Block]) -> Block:
     """Return the rows of several blocks as one. Raises DataError if their columns differ."""
-    if not blocks:
-        return []
-    found = blocks if len(blocks) == 1 else [block for block in blocks if row_count(block)] or blocks[:1]
+    found = [block for block in blocks if row_count(block)] or [*blocks[:1]] or [[]]
     first = found[0]
     if len(found) == 1:
         return first

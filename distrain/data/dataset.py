@@ -63,10 +63,9 @@ class Dataset:
     _operations: tuple[Callable[[OpenDataset], OpenDataset], ...] = ()
     _shuffle: tuple[int, int | None] | None = None
     """The seed, and the number of rows that are mixed in memory; None: see :data:`_SHUFFLE_BYTES`."""
-    _opened: list[OpenDataset] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_opened": []}
+        return {name: value for name, value in vars(self).items() if name != "_opened"}
 
     # -- operations -----------------------------------------------------------------------------------------------
 
@@ -259,11 +258,10 @@ class Dataset:
 
     def open(self) -> OpenDataset:
         """Open the source in this process, once."""
-        if not self._opened:
-            self._opened.append(self._open())
-        return self._opened[0]
+        return self._opened
 
-    def _open(self) -> OpenDataset:
+    @cached_property
+    def _opened(self) -> OpenDataset:
         made = self._make()
         opened = made if isinstance(made, OpenDataset) else OpenDataset(made)
         for operation in self._operations:
@@ -286,8 +284,7 @@ def _order(source: TableSource | Stream, seed: int, window: int | None) -> RowOr
     if isinstance(source, Stream):
         if window is None:
             raise DataError("a stream cannot be shuffled as a whole: name random_shuffle(buffer_rows=...)")
-        return RowOrder(window=window, seed=seed)
-    if window is None:
+    elif window is None:
         rows = int(_SHUFFLE_BYTES / max(1.0, source.row_bytes))
         window = 0 if source.is_random else max(_LEAST_SHUFFLED, min(_MOST_SHUFFLED, rows))
     return RowOrder(shuffled=True, window=window, seed=seed)
@@ -404,7 +401,7 @@ class OpenDataset:
         if isinstance(source, Stream):
             return OpenDataset(replace(source, functions=(*source.functions, *kept.functions)), (), self.order)
         if not source.is_random:
-            return OpenDataset(RemadeSource(source, kept.finished, self.schema), (), self.order)
+            return OpenDataset(RemadeSource(source, kept.finished), (), self.order)
         rows = (row for block in source.all_blocks() for row in to_rows(self.finished(block)))
         places = np.fromiter((place for place, row in enumerate(rows) if function(row)), dtype=np.int64)
         return replace(self, source=IndexedSource(source, len(places), lambda numbers: places[numbers], "filtered"))

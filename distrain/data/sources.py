@@ -283,14 +283,10 @@ class SlicedSource(TableSource):
 
 @dataclass(eq=False)
 class RemadeSource(TableSource):
-    """The rows that a function makes from those of another source. A pass over all rows counts them.
-
-    columns: returns the columns, if the function may leave out all rows; None: the first row has them.
-    """
+    """The rows that a function makes from those of another source. A pass over all rows counts them."""
 
     inner: TableSource
     function: Callable[[Block], Block]
-    columns: Callable[[], Schema] | None = None
 
     @cached_property
     def block_rows(self) -> Indices:
@@ -304,11 +300,8 @@ class RemadeSource(TableSource):
     def read(self, block: int) -> Iterator[Block]:
         return map(self.function, filter(row_count, self.inner.read(block)))
 
-    def schema(self) -> Schema:
-        return self.columns() if self.columns else super().schema()
-
     def facts(self) -> dict[str, Any]:
-        return {**self.inner.facts(), "filtered" if self.columns else "remade": self.rows}
+        return {**self.inner.facts(), "remade": self.rows}
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------
