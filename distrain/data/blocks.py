@@ -105,14 +105,13 @@ def in_pieces(blocks: Iterable[Block], size: int) -> Iterator[Block]:
 
 def rows_after(blocks: Iterable[Block], skip: int, count: int) -> Iterator[Block]:
     """Yield ``count`` rows of these blocks after the first ``skip`` ones."""
-    for rows in blocks:
+    found = iter(blocks)
+    while count and (rows := next(found, None)) is not None:
         start, end = min(skip, row_count(rows)), min(row_count(rows), skip + count)
         skip -= start
         if start < end:
             yield rows_between(rows, start, end)
             count -= end - start
-        if not count:
-            return
 
 
 # -- from and to what users have -------------------------------------------------------------------------------------

@@ -330,9 +330,13 @@ def found_files(paths: Sequence[str], endings: tuple[str, ...], kinds: str) -> F
     for given, (other, path) in zip(paths, systems, strict=True):
         if other != filesystem:
             raise DataError(f"{paths[0]} and {given} are on different filesystems; read each by itself")
-        fixed = path if filesystem.exists(path) else _PATTERN.split(path)[0]
+        is_name = filesystem.exists(path)
+        names = [path] if is_name else filesystem.glob(path)
+        files = sorted({file for name in names for file in filesystem.find(name)})
+        if not is_name and not files:
+            raise DataError(f"there is no file or directory {given}")
+        fixed = path if is_name else _PATTERN.split(path)[0]
         root = fixed if filesystem.isdir(fixed) else os.path.dirname(fixed)
-        files = sorted(_files_in(filesystem, path, given))
         visible = files if _is_hidden(path, root) else [file for file in files if not _is_hidden(file, root)]
         for file in visible if isinstance(filesystem, LocalFileSystem) else ():
             if os.path.isdir(file):
@@ -343,22 +347,6 @@ def found_files(paths: Sequence[str], endings: tuple[str, ...], kinds: str) -> F
         found += chosen
         roots.append(root)
     return Found(filesystem, found, os.path.commonpath(roots))
-
-
-def _files_in(filesystem: Any, path: str, given: str) -> set[str]:
-    """Return a file, or those in a directory or of a pattern. Raises DataError if there are none."""
-    if filesystem.isfile(path):  # the cheapest question to a server
-        return {path}
-    if filesystem.isdir(path):
-        return set(filesystem.find(path))
-    if not _PATTERN.search(path):
-        raise DataError(f"there is no file or directory {given}")
-    found: set[str] = set()
-    for name in filesystem.glob(path):
-        found |= set(filesystem.find(name)) if filesystem.isdir(name) else {name}
-    if not found:
-        raise DataError(f"no file matches {given}")
-    return found
 
 
 def _is_hidden(path: str, root: str) -> bool:

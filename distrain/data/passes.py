@@ -250,6 +250,7 @@ def _sequence(source: TableSource, order: RowOrder, epoch: int, span: Span, batc
     blocks = np.arange(len(sizes))
     if order.shuffled:
         blocks = order.permutation(len(sizes), epoch, "blocks")(blocks)
+    blocks = blocks[sizes[blocks] > 0]
     ends = np.cumsum(sizes[blocks])
     first = int(np.searchsorted(ends, start, side="right"))
     last = int(np.searchsorted(ends, stop, side="left")) + 1

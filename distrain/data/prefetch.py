@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+import threading
+from contextlib import suppress
+from queue import Empty, Queue
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _T = TypeVar("_T")
-_END = object()
 
 
 class Prefetched(Generic[_T]):
@@ -21,27 +21,45 @@ class Prefetched(Generic[_T]):
 
     def __init__(self, items: Iterator[_T], count: int) -> None:
         self._items = items
-        self._count = count
+        self._made: Queue[tuple[_T] | BaseException | None] = Queue(count)
+        """Items, and an error or None at the end."""
+        self._is_ahead = count > 0
         self._is_stopped = False
-        self._thread = ThreadPoolExecutor(1, "distrain-data")
+        self._thread = threading.Thread(target=self._make, name="distrain-data", daemon=True)
 
     def __iter__(self) -> Iterator[_T]:
-        if not self._count:
+        if not self._is_ahead:
             yield from self._items
             return
-        made: deque[Future[Any]] = deque()
+        self._thread.start()
         try:
-            while not self._is_stopped:
-                while len(made) < self._count:
-                    made.append(self._thread.submit(next, self._items, _END))
-                if (found := made.popleft().result()) is _END:
-                    return
-                made.append(self._thread.submit(next, self._items, _END))
-                yield found
+            while not self._is_stopped and (made := self._made.get()) is not None:
+                if isinstance(made, BaseException):
+                    raise made
+                yield made[0]
         finally:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._tell_to_stop()
+
+    def _make(self) -> None:
+        end: BaseException | None = None
+        try:
+            for item in self._items:
+                self._made.put((item,))
+                if self._is_stopped:
+                    break
+        except BaseException as error:
+            end = error
+        if not self._is_stopped:
+            self._made.put(end)
+
+    def _tell_to_stop(self) -> None:
+        self._is_stopped = True
+        with suppress(Empty):  # else what it holds stays in memory, and the thread may wait for room
+            while True:
+                self._made.get_nowait()
 
     def stop(self) -> None:
         """Make no more items. Return when the one that is being made is there."""
-        self._is_stopped = True
-        self._thread.shutdown(cancel_futures=True)
+        while self._thread.is_alive():
+            self._tell_to_stop()
+            self._thread.join(0.01)

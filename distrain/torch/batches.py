@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,7 @@ def mover(device: Any) -> Callable[[Iterator[tuple[Any, int]]], Iterator[tuple[A
     """Return the function that moves batches to a device; ``"auto"``: the worker's own, or the CPU outside of one."""
     if device == "auto":
         device = get_device() if current.session else "cpu"
-    return partial(_moved, device=torch.device(device))
+    return partial(on_device, device=torch.device(device))
 
 
 class _Batches(IterableDataset[Any]):
@@ -54,18 +53,6 @@ class _Batches(IterableDataset[Any]):
 def loader(batches: Iterable[Any]) -> DataLoader[Any]:
     """Return a DataLoader that passes batches on. Each loop over it is another loop over them."""
     return DataLoader(_Batches(batches), batch_size=None)
-
-
-def _moved(items: Iterator[tuple[Any, int]], device: torch.device) -> Iterator[tuple[Any, int]]:
-    counts: deque[int] = deque()
-
-    def batches() -> Iterator[Any]:
-        for batch, rows in items:
-            counts.append(rows)
-            yield batch
-
-    for batch in on_device(batches(), device):
-        yield batch, counts.popleft()
 
 
 def _is_object(block: Block) -> bool:
