@@ -211,7 +211,8 @@ def to_table(block: Block) -> Any:
 def to_frame(block: Block) -> Any:
     """Return a pandas DataFrame."""
     columns = to_arrays(block).items()
-    return require("pandas").DataFrame({name: column if column.ndim == 1 else list(column) for name, column in columns})
+    found = {name: column if column.ndim == 1 else list(column) for name, column in columns}
+    return require("pandas").DataFrame(found).infer_objects()
 
 
 _FORMATS = {"default": to_arrays, "numpy": to_arrays, "pandas": to_frame, "pyarrow": to_table}
@@ -434,12 +435,8 @@ def _objects_to_arrow(values: list[Any]) -> Any:
     is_simple = len(kinds) == 1 and kinds <= {str, bytes, int, float}
     values = values if is_simple else [_listed(value) for value in values]
     made = require("pyarrow").array(values)
-    if not is_simple:
-        try:
-            np.testing.assert_equal(made.to_pylist(), values)
-        except AssertionError as error:
-            names = object_types(_objects(values))
-            raise ValueError(f"Arrow has no type for all its values, which are of type {names}") from error
+    if not is_simple and not all(map(_is_same, made.to_pylist(), values)):
+        raise ValueError(f"Arrow has no type for all its values, which are of type {object_types(_objects(values))}")
     return made
 
 
@@ -450,6 +447,17 @@ def _listed(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype == "M8[D]":  # pyarrow raises for its values in lists
         value = value.astype(object)
     return [_listed(item) for item in value] if isinstance(value, (list, tuple, np.ndarray)) else value
+
+
+def _is_same(found: Any, given: Any) -> bool:
+    """Return whether Arrow gives the value back that it got."""
+    if isinstance(given, dict):
+        return all(_is_same(found.get(name), item) for name, item in given.items())
+    if isinstance(given, list):
+        return all(map(_is_same, found, given))
+    if found is None or found != found:
+        return bool(given is None or given != given)
+    return bool(found == given) and isinstance(found, bool) == isinstance(given, (bool, np.bool_))
 
 
 # -- kinds of objects, without importing their packages --------------------------------------------------------------
