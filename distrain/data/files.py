@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ _FOOTERS_AT_ONCE = 16
 _TEXT_BYTES = 16 << 20
 """Bytes of a file of JSON lines that are read at a time."""
 _INTEGER = re.compile(rb"(?<![\d.eE])-?\d{16,}(?![\d.eE])")
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _PATTERN = re.compile(r"[*?[]")
 
 
@@ -105,15 +107,13 @@ class FileSource(TableSource):
         """The files as a ``pyarrow.dataset.Dataset``, and the columns that come from ``key=value`` in their paths."""
         fs, datasets, (filesystem, files, root) = require("pyarrow.fs"), require("pyarrow.dataset"), self._found
         is_local = isinstance(filesystem, LocalFileSystem)
-        options = datasets.FileSystemFactoryOptions(
-            partition_base_dir=root, partitioning=datasets.HivePartitioning.discover()
-        )
+        keys = _keys_of([os.path.relpath(os.path.dirname(file), root) for file in files])
+        hive = datasets.HivePartitioning(keys)
+        options = datasets.FileSystemFactoryOptions(partition_base_dir=root, partitioning=hive)
         try:
             arrow_filesystem = fs.LocalFileSystem() if is_local else fs.PyFileSystem(fs.FSSpecHandler(filesystem))
             form = getattr(datasets, f"{self._kind.capitalize()}FileFormat")(**self.options)
-            factory = datasets.FileSystemDatasetFactory(arrow_filesystem, files, form, options)
-            keys = factory.inspect(fragments=0)
-            return factory.finish(keys), keys
+            return datasets.FileSystemDatasetFactory(arrow_filesystem, files, form, options).finish(keys), keys
         except (OSError, ValueError, TypeError) as error:
             raise DataError(f"cannot read {files[0]}: {error}") from error
 
@@ -352,6 +352,16 @@ def found_files(paths: Sequence[str], endings: tuple[str, ...], kinds: str) -> F
 def _is_hidden(path: str, root: str) -> bool:
     parts = os.path.relpath(path, root).split("/")
     return any(part[:1] in (".", "_") and part != "." and not (part[0] == "_" and "=" in part) for part in parts)
+
+
+def _keys_of(folders: list[str]) -> Any:
+    """Return the columns that come from ``key=value`` in names of directories: integers, or text."""
+    pa, values = require("pyarrow"), defaultdict[str, list[str]](list)
+    for name, is_key, value in (part.partition("=") for folder in folders for part in folder.split("/")):
+        if is_key:
+            values[name] += [] if value == _NO_VALUE else [value]
+    is_number = {name: all(re.fullmatch(r"-?\d{1,18}", value) for value in found) for name, found in values.items()}
+    return pa.schema([(name, pa.int64() if is_number[name] else pa.string()) for name in values])
 
 
 def _format_of(path: str) -> str | None:

@@ -557,7 +557,7 @@ def test_tensors_of_arrow_with_missing_values_and_another_order_of_axes() -> Non
 def test_names_of_files_and_directories(tmp_path: Path) -> None:
     """A column must not come from a directory and from its files. Any other name works."""
     error = r"column 'k' is in .*/k=1/a.parquet, and comes from the name of its directory, too; rename"
-    for kind in ("int64", "int32"):
+    for kind in ("int64", "object"):
         (tmp_path / kind / "k=1").mkdir(parents=True)
         pq.write_table(pa.table({"x": [1], "k": np.array([5], kind)}), tmp_path / kind / "k=1" / "a.parquet")
         with pytest.raises(DataError, match=error):
