@@ -88,7 +88,7 @@ class FileSource(TableSource):
 
     @cached_property
     def _found(self) -> Found:
-        formats = [self.file_format] if self.file_format else _KINDS.values()
+        formats = [self.file_format] if self.file_format else [*dict.fromkeys(_KINDS.values())]
         endings = self.endings or tuple(ending for ending, kind in _ENDINGS.items() if kind in formats)
         return found_files(self.paths, endings, " or ".join(self.endings or formats))
 
@@ -190,19 +190,19 @@ class FileSource(TableSource):
         """
         pa, keys, found = require("pyarrow"), self._dataset[1], require("pyarrow").schema([])
         promote = "default" if self._kind == "parquet" else "permissive"
-        for path, file in zip(self._found.files, self._files, strict=True):
+        for file in self._files:
             own = pa.schema([field for field in file.schema if not self.columns or field.name in self.columns])
             if twice := file.keys.keys() & {*own.names}:
                 raise DataError(
-                    f"column {min(twice)!r} is in {path}, and comes from the name of its directory, too; rename one of "
-                    "them"
+                    f"column {min(twice)!r} is in {file.fragment.path}, and comes from the name of its directory, too; "
+                    "rename one of them"
                 )
             try:
                 found = pa.unify_schemas([found, own], promote_options=promote)
             except (TypeError, ValueError) as error:
                 raise DataError(
-                    f"{path} has other columns than the files before it: {error}; convert the files to the same "
-                    "columns, or leave the column out with columns="
+                    f"{file.fragment.path} has other columns than the files before it: {error}; convert the files to "
+                    "the same columns, or leave the column out with columns="
                 ) from error
         fields = {field.name: field for field in [*found, *keys]}
         for name in self.columns or fields:
@@ -327,20 +327,22 @@ def found_files(paths: Sequence[str], endings: tuple[str, ...], kinds: str) -> F
     except ValueError as error:
         raise DataError(f"cannot read {', '.join(paths)}: {error}") from error
     filesystem, found, roots = systems[0][0], list[str](), list[str]()
+    is_local = isinstance(filesystem, LocalFileSystem)
     for given, (other, path) in zip(paths, systems, strict=True):
         if other != filesystem:
             raise DataError(f"{paths[0]} and {given} are on different filesystems; read each by itself")
         is_name = filesystem.exists(path)
-        names = [path] if is_name else filesystem.glob(path)
-        files = sorted({file for name in names for file in filesystem.find(name)})
+        names = {path: filesystem.info(path)} if is_name else filesystem.glob(path, detail=True)
+        linked = {name for name in names if is_local and os.path.isdir(name)}
+        folders = linked | {name for name, facts in names.items() if facts["type"] == "directory"}
+        files = sorted({*names} - folders | {file for name in folders for file in filesystem.find(name)})
         if not is_name and not files:
             raise DataError(f"there is no file or directory {given}")
         fixed = path if is_name else _PATTERN.split(path)[0]
         root = fixed if filesystem.isdir(fixed) else os.path.dirname(fixed)
         visible = files if _is_hidden(path, root) else [file for file in files if not _is_hidden(file, root)]
-        for file in visible if isinstance(filesystem, LocalFileSystem) else ():
-            if os.path.isdir(file):
-                raise DataError(f"{file} is a link to a directory: name it, too, in the list of paths")
+        if is_local and (links := [*filter(os.path.isdir, visible)]):
+            raise DataError(f"{links[0]} is a link to a directory: name it, too, in the list of paths")
         chosen = [file for file in visible if file == path or file.lower().endswith(endings)]
         if not chosen:
             raise DataError(f"{given} has no {kinds} files, but {count(len(visible), 'other')}")
