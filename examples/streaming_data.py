@@ -3,17 +3,17 @@
     pip install -e '.[data]'
     python examples/streaming_data.py
 
-The stream reads files line by line, and packs their bytes into rows of equal length, as for a language model. It tells
-where it is in `state_dict()`, and can continue there. distrain stores that in every checkpoint. One run trains without
-interruption. In the other one a worker is killed, and distrain restarts the workers from the last checkpoint. Both end
-with exactly the same weights, after the same rows.
+The stream reads files line by line, and packs their bytes into rows of equal length, as for a language model. It is a
+function, which each epoch calls. distrain stores in every checkpoint how many rows were read. One run trains without
+interruption. In the other one a worker is killed, and distrain restarts the workers from the last checkpoint: they read
+the stream again up to that row. Both runs end with exactly the same weights, after the same rows.
 """
 
 import os
 import signal
 import tempfile
 from collections.abc import Iterator
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from pydoc_data import topics
 from typing import Any
@@ -42,37 +42,15 @@ def write_files(folder: str) -> None:
         Path(folder, f"{number}.txt").write_bytes(text[begin : begin + BYTES_PER_FILE])
 
 
-class PackedText:
-    """Rows of bytes, from one file after the other. A row begins where the one before ends, across lines and files."""
-
-    def __init__(self, folder: str) -> None:
-        self.paths = sorted(Path(folder).glob("*.txt"))
-        self.state = self.begin()
-
-    def begin(self) -> dict[str, Any]:
-        return {"row": 0, "file": 0, "offset": 0, "rest": b""}
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.state)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = dict(state)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        state = self.state
-        while state["file"] < len(self.paths):
-            with open(self.paths[state["file"]], "rb") as lines:
-                lines.seek(state["offset"])
-                for line in chain([b""], lines):  # at first, what was left of a line
-                    state["offset"] += len(line)
-                    state["rest"] += line
-                    while len(state["rest"]) >= BYTES_PER_ROW:
-                        row = {"row": state["row"], "text": np.frombuffer(state["rest"][:BYTES_PER_ROW], np.uint8)}
-                        state["rest"] = state["rest"][BYTES_PER_ROW:]
-                        state["row"] += 1  # the state is that after this row, before anybody gets the row
-                        yield row
-            state["file"], state["offset"] = state["file"] + 1, 0
-        self.state = self.begin()  # of the next epoch
+def packed_text(folder: str) -> Iterator[dict[str, Any]]:
+    """Yield rows of bytes, from one file after the other. A row begins where the one before ends, also across files."""
+    rest, row = b"", 0
+    for path in sorted(Path(folder).glob("*.txt")):
+        for line in path.read_bytes().splitlines(keepends=True):
+            rest += line
+            while len(rest) >= BYTES_PER_ROW:
+                yield {"row": row, "text": np.frombuffer(rest[:BYTES_PER_ROW], np.uint8)}
+                rest, row = rest[BYTES_PER_ROW:], row + 1
 
 
 def train_func(config: dict[str, Any]) -> None:
@@ -126,7 +104,7 @@ def run(folder: str, *, is_killed: bool) -> tuple[distrain.Result, dict[str, Any
         train_loop_config={"is_killed": is_killed},
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(failure_config=FailureConfig(max_failures=1)),
-        datasets={"text": PackedText(folder)},
+        datasets={"text": partial(packed_text, folder)},
     ).fit()
     with result.checkpoint.as_directory() as files:
         return result, torch.load(Path(files, "training.pt"), map_location="cpu")

@@ -70,9 +70,7 @@ def kept_rows(block: Block, function: Callable[[Any], bool]) -> Block:
 
 def joined(blocks: Sequence[Block]) -> Block:
     """Return the rows of several blocks as one. Raises DataError if their columns differ."""
-    if not blocks:
-        return []
-    found = blocks if len(blocks) == 1 else [block for block in blocks if row_count(block)] or blocks[:1]
+    found = [block for block in blocks if row_count(block)] or [*blocks[:1]] or [[]]
     first = found[0]
     if len(found) == 1:
         return first
@@ -107,14 +105,13 @@ def in_pieces(blocks: Iterable[Block], size: int) -> Iterator[Block]:
 
 def rows_after(blocks: Iterable[Block], skip: int, count: int) -> Iterator[Block]:
     """Yield ``count`` rows of these blocks after the first ``skip`` ones."""
-    for rows in blocks:
+    found = iter(blocks)
+    while count and (rows := next(found, None)) is not None:
         start, end = min(skip, row_count(rows)), min(row_count(rows), skip + count)
         skip -= start
         if start < end:
             yield rows_between(rows, start, end)
             count -= end - start
-        if not count:
-            return
 
 
 # -- from and to what users have -------------------------------------------------------------------------------------
@@ -132,11 +129,9 @@ def as_block(value: Any, source: str) -> Block:
     names = _distinct([str(name) for name, _ in value.items()], f"{source}: ")
     named = zip(names, (column for _, column in value.items()), strict=True)
     block = _each_column(named, column_of, "an array")
-    if single := [name for name, column in block.items() if not column.ndim]:
-        raise DataError(f"{source}: column {single[0]!r} is one value; it must be an array with a value for each row")
-    lengths = {name: len(column) for name, column in block.items()}
-    if len(set(lengths.values())) > 1:
-        raise DataError(f"{source} returned columns of different lengths: {lengths}")
+    lengths = {name: len(column) if column.ndim else "one value" for name, column in block.items()}
+    if "one value" in lengths.values() or len({*lengths.values()}) > 1:
+        raise DataError(f"{source}: columns must be arrays of one length, with a value for each row, but are {lengths}")
     return block
 
 
@@ -174,13 +169,11 @@ def _with_nan(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     kinds = set(map(type, column.flat)) if column.dtype == object else set()
     if type(None) not in kinds or _letters(kinds - {type(None)}) != {"i"}:
         return column
-    floats = [math.nan if value is None else float(value) for value in column.flat]
-    for value, made in zip(column.flat, floats, strict=True):
+    floats: np.ndarray[Any, Any] = np.array([math.nan if value is None else float(value) for value in column.flat])
+    for value, made in zip(column.flat, floats.tolist(), strict=True):
         if value is not None and int(value) != made:
-            raise ValueError(
-                f"{value} would lose digits as a float beside gaps, which map() and iter_rows() get as None"
-            )
-    made_of_all: np.ndarray[Any, Any] = np.array(floats).reshape(column.shape)
+            raise ValueError(f"{value} would lose digits as a float beside gaps; map() and iter_rows() have it exactly")
+    made_of_all: np.ndarray[Any, Any] = floats.reshape(column.shape)
     return made_of_all
 
 
@@ -217,31 +210,19 @@ def to_table(block: Block) -> Any:
 
 def to_frame(block: Block) -> Any:
     """Return a pandas DataFrame."""
-    pandas = require("pandas")
-    if not _is_table(block):
-        return pandas.DataFrame(_each_column(to_arrays(block).items(), _for_pandas, "a column of pandas"))
-    names = _distinct(block.column_names)
-    if not (changed := _changed_by_pandas(block)):
-        return block.to_pandas()
-    frame = block.drop_columns(changed).to_pandas()
-    for name, column in to_arrays(block.select(changed)).items():
-        frame[name] = pandas.Series(_for_pandas(column), index=frame.index if len(frame.columns) else None)
-    return frame[names]
+    columns = to_arrays(block).items()
+    found = {name: column if column.ndim == 1 else list(column) for name, column in columns}
+    return require("pandas").DataFrame(found).infer_objects()
 
 
-FORMATS: dict[str, Callable[[Block], Any]] = {
-    "default": to_arrays,
-    "numpy": to_arrays,
-    "pandas": to_frame,
-    "pyarrow": to_table,
-}
+_FORMATS = {"default": to_arrays, "numpy": to_arrays, "pandas": to_frame, "pyarrow": to_table}
 
 
 def formatter(batch_format: str | None) -> Callable[[Block], Any]:
     """Return the function that converts a block to a format that the user names. Raises ValueError."""
     chosen = batch_format or "default"
-    check_choice("batch_format", chosen, list(FORMATS))
-    return FORMATS[chosen]
+    check_choice("batch_format", chosen, list(_FORMATS))
+    return _FORMATS[chosen]
 
 
 def object_types(column: np.ndarray[Any, Any]) -> str:
@@ -339,8 +320,10 @@ def _of_values(values: list[Any]) -> np.ndarray[Any, Any]:
     if letters == {"i"} and (made.dtype.kind not in "iu" or made.dtype.char == "Q"):
         # From 2**63 on, numpy chooses floats, or ulonglong, which torch does not know.
         return np.array(values, np.uint64) if min(values) >= 0 and max(values) < 1 << 64 else _objects(values)
-    if len(letters) > 1 and not ("b" not in letters and all(map(_is_exact, made.tolist(), values))):
-        return _objects(values)
+    if len(letters) > 1:
+        plain = [value.item() if isinstance(value, np.generic) else value for value in values]
+        is_exact = all(own == value or value != value for own, value in zip(made.tolist(), plain, strict=True))
+        return made if is_exact and "b" not in letters else _objects(values)
     return made
 
 
@@ -349,11 +332,6 @@ def _letters(kinds: Iterable[Any]) -> set[str]:
 
 
 _PLAIN = {bool, int, float, complex, str, bytes, list, tuple, dict, type(None), np.ndarray}
-
-
-def _is_exact(made: Any, value: Any) -> bool:
-    plain = value.item() if isinstance(value, np.generic) else value
-    return bool(made == plain or plain != plain)
 
 
 def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
@@ -368,8 +346,8 @@ def _of_rows(values: list[Any]) -> np.ndarray[Any, Any]:
         return _nested(_of_values(inner) if inner else np.empty(0), lengths)
     rows = [value if value is None else column_of(value) for value in values]
     arrays = [row for row in rows if row is not None]
-    made = _combined(arrays, np.stack) if len(arrays) == len(rows) and len({row.shape for row in arrays}) == 1 else None
-    return _objects(rows) if made is None else made
+    is_even = len(arrays) == len(rows) and len({(row.dtype, row.shape) for row in arrays}) == 1
+    return np.stack(arrays) if is_even else _objects(rows)
 
 
 def _nested(inner: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -382,45 +360,22 @@ def _nested(inner: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> np.nd
     return _objects([None if length < 0 else inner[end - length : end] for end, length in places])
 
 
-def _combined(arrays: Sequence[np.ndarray[Any, Any]], combine: Callable[..., Any]) -> np.ndarray[Any, Any] | None:
-    """Return arrays as one of a type that has all their values; None if there is no such type."""
-    kinds = {array.dtype.kind for array in arrays}
-    if len({array.dtype for array in arrays}) > 1 and not kinds <= set("iufc"):
-        return None
-    made: np.ndarray[Any, Any] = combine(arrays)
-    if made.dtype.kind in "fc" and kinds & set("iu"):
-        if kinds <= set("iu"):
-            return None
-        with np.errstate(invalid="ignore"):
-            if any(array.dtype.kind in "iu" and _changes(array, made.dtype) for array in arrays):
-                return None
-    return made
-
-
-def _changes(integers: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
-    return bool((integers.astype(dtype).real.astype(integers.dtype) != integers).any())
-
-
 def _joined_columns(columns: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """Return the values of several columns as one."""
-    if len({column.shape[1:] for column in columns}) == 1 and (made := _combined(columns, np.concatenate)) is not None:
-        return made
+    if len({(column.dtype, column.shape[1:]) for column in columns}) == 1:
+        return np.concatenate(columns)
     return _of_values([value for column in columns for value in column])
 
 
 def _from_series(series: Any) -> np.ndarray[Any, Any]:
     """Return a column of pandas as an array."""
-    dtype = series.dtype
-    if hasattr(dtype, "pyarrow_dtype"):
-        return _from_arrow(require("pyarrow").array(series))
-    if hasattr(dtype, "categories"):
-        values = list(dtype.categories)
+    if hasattr(series.dtype, "categories"):  # an array of these would have floats for integers
+        values = list(series.dtype.categories)
         return _of_values([None if code < 0 else values[code] for code in series.cat.codes])
-    gaps = series.isna()
-    plain = getattr(dtype, "numpy_dtype", dtype)
-    if isinstance(plain, np.dtype) and (plain.kind in "fcMm" or (plain.kind in "biu" and not gaps.any())):
-        nan = {"na_value": np.nan} if plain is not dtype else {}
-        return np.asarray(series.to_numpy(plain, **nan))
+    if isinstance(series.dtype, np.dtype) and series.dtype != object:
+        return np.asarray(series)
+    if hasattr(series.dtype, "pyarrow_dtype") or hasattr(series.dtype, "numpy_dtype"):
+        return _from_arrow(require("pyarrow").array(series))
     return _of_values(series.to_numpy(object, na_value=None).tolist())
 
 
@@ -476,27 +431,21 @@ def _to_arrow(column: np.ndarray[Any, Any]) -> Any:
 
 def _objects_to_arrow(values: list[Any]) -> Any:
     """Return values as a column of Arrow, which changes some mixtures of types. So it is compared."""
-    pa = require("pyarrow")
     kinds = set(map(type, values)) - {type(None)}
     is_simple = len(kinds) == 1 and kinds <= {str, bytes, int, float}
-    if not is_simple:
-        values = [_listed(value) for value in values]
-    is_of_pandas = {(kind.__module__.partition(".")[0], kind.__name__) for kind in kinds} == {("pandas", "Timestamp")}
-    is_large = kinds == {int} and max(value for value in values if value is not None) >= 1 << 63
-    made = pa.array(require("pandas").Series(values) if is_of_pandas else values, pa.uint64() if is_large else None)
+    values = values if is_simple else [_listed(value) for value in values]
+    made = require("pyarrow").array(values)
     if not is_simple and not all(map(_is_same, made.to_pylist(), values)):
         raise ValueError(f"Arrow has no type for all its values, which are of type {object_types(_objects(values))}")
     return made
 
 
 def _listed(value: Any) -> Any:
-    """Return a value with lists in place of arrays that Arrow does not take."""
+    """Return a value with lists in place of arrays."""
     if isinstance(value, dict):
         return {name: _listed(item) for name, item in value.items()}
-    if isinstance(value, np.ndarray) and value.dtype == "M8[D]":  # pyarrow raises for such arrays in lists
+    if isinstance(value, np.ndarray) and value.dtype == "M8[D]":  # pyarrow raises for its values in lists
         value = value.astype(object)
-    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype != object and value.size:
-        return value
     return [_listed(item) for item in value] if isinstance(value, (list, tuple, np.ndarray)) else value
 
 
@@ -504,27 +453,11 @@ def _is_same(found: Any, given: Any) -> bool:
     """Return whether Arrow gives the value back that it got."""
     if isinstance(given, dict):
         return all(_is_same(found.get(name), item) for name, item in given.items())
-    if isinstance(given, (list, np.ndarray)):
+    if isinstance(given, list):
         return all(map(_is_same, found, given))
     if found is None or found != found:
         return bool(given is None or given != given)
     return bool(found == given) and isinstance(found, bool) == isinstance(given, (bool, np.bool_))
-
-
-def _changed_by_pandas(table: Any) -> list[str]:
-    """Return the names of the columns whose values pandas would change, or take for others."""
-    pa = require("pyarrow")
-    return [
-        name
-        for name, kind in zip(table.schema.names, table.schema.types, strict=True)
-        if (pa.types.is_integer(kind) and table.column(name).null_count)
-        or pa.types.is_nested(kind)
-        or isinstance(kind, pa.BaseExtensionType)
-    ]
-
-
-def _for_pandas(column: np.ndarray[Any, Any]) -> Any:
-    return list(column) if column.ndim > 1 else column
 
 
 # -- kinds of objects, without importing their packages --------------------------------------------------------------

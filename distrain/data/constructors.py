@@ -8,16 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain.data.blocks import ITEM, as_block, is_instance, joined
-from distrain.data.dataset import Dataset
+from distrain.data.dataset import Dataset, OpenDataset
 from distrain.data.files import FileSource
-from distrain.data.sources import HuggingFaceSource, ItemSource, MemorySource, RangeSource
-from distrain.data.streams import Stream
+from distrain.data.sources import HuggingFaceSource, ItemSource, MemorySource, RangeSource, Stream
 from distrain.system.arguments import check_int, check_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from distrain.data.transforms import OpenDataset
 
 
 def read_parquet(paths: Any, *, columns: Sequence[str] | None = None) -> Dataset:
@@ -143,10 +140,7 @@ def range(n: int) -> Dataset:
 
 
 def _files(
-    paths: Any,
-    file_format: str | None,
-    columns: Sequence[str] | None = None,
-    options: Mapping[str, Any] | None = None,
+    paths: Any, file_format: str | None, columns: Sequence[str] | None = None, options: Mapping[str, Any] | None = None
 ) -> Dataset:
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not given or not all(isinstance(path, (str, os.PathLike)) for path in given):
@@ -164,27 +158,18 @@ def _of_huggingface(value: Any) -> Dataset | None:
     if is_instance(value, "datasets", "Dataset"):
         return Dataset(partial(HuggingFaceSource, value))
     if is_instance(value, "datasets", "IterableDataset"):
-        return Dataset(partial(Stream, lambda: value, trusts_states=not _has_buffer(value)))
+        return Dataset(partial(Stream, lambda: value))
     return None
-
-
-def _has_buffer(stream: Any) -> bool:
-    """Return whether a Hugging Face IterableDataset shuffles in a buffer, which its state does not contain."""
-    parts = [getattr(stream, "_ex_iterable", None)]
-    while parts:
-        part = parts.pop()
-        if type(part).__name__ == "BufferShuffledExamplesIterable":
-            return True
-        inner = getattr(part, "ex_iterables", None) or [getattr(part, "ex_iterable", None)]
-        parts += [found for found in inner if found is not None]
-    return False
 
 
 # -- what users pass to datasets= ------------------------------------------------------------------------------------
 
 
-def as_dataset(value: Any, name: str) -> Dataset:
-    """Return what the user passes as ``datasets={name: value}`` as a Dataset. Raises TypeError."""
+def as_dataset(value: Any, name: str, make: Callable[[], Any] | None = None) -> Dataset:
+    """Return what the user passes as ``datasets={name: value}`` as a Dataset. Raises TypeError.
+
+    make: the function of the user's that has made it; of a stream, each epoch makes another one.
+    """
     if isinstance(value, Dataset):
         return value
     if (found := _of_huggingface(value)) is not None:
@@ -194,23 +179,24 @@ def as_dataset(value: Any, name: str) -> Dataset:
             f"datasets[{name!r}] is a DataLoader: pass its dataset, or make the DataLoader in train_func and give it "
             "to prepare_data_loader()"
         )
-    if is_instance(value, "torch.utils.data", "IterableDataset"):
-        return Dataset(partial(Stream, lambda: value))
     rows = list(value) if isinstance(value, (list, tuple)) else value
     if isinstance(rows[0] if isinstance(rows, list) and rows else rows, (str, os.PathLike)):
         return _files(value, None)
-    if (
-        isinstance(rows, (list, dict))
-        or is_instance(rows, "pyarrow", "Table")
-        or is_instance(rows, "pandas", "DataFrame")
-    ):
+    is_frame = is_instance(rows, "pyarrow", "Table") or is_instance(rows, "pandas", "DataFrame")
+    if isinstance(rows, (list, dict)) or is_frame:
         return Dataset(partial(MemorySource, as_block(rows, f"datasets[{name!r}]")))
-    if hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, type):
+    is_stream = is_instance(value, "torch.utils.data", "IterableDataset")
+    if hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, type) and not is_stream:
         return Dataset(partial(ItemSource, value))
     if callable(value):
         return Dataset(partial(_called, value, name))
-    if hasattr(value, "__iter__") and not isinstance(value, (Iterator, Set)):
-        return Dataset(partial(Stream, lambda: value))
+    if make is None and (hasattr(value, "load_state_dict") or hasattr(value, "set_state")):
+        raise TypeError(
+            f"datasets[{name!r}] has a state of its own, and may begin in the middle: pass a function that makes it, "
+            "which each epoch calls; or make a StatefulDataLoader in train_func and give it to prepare_data_loader()"
+        )
+    if hasattr(value, "__iter__") and not isinstance(value, Set) and (make or not isinstance(value, Iterator)):
+        return Dataset(partial(Stream, make or (lambda: value)))
     raise TypeError(
         f"datasets[{name!r}] is a {type(value).__module__}.{type(value).__qualname__}; pass a dataset of "
         "distrain.data, torch or Hugging Face, a pyarrow Table, a pandas DataFrame, a dict of arrays, a list of dicts, "
@@ -218,9 +204,6 @@ def as_dataset(value: Any, name: str) -> Dataset:
     )
 
 
-def _called(function: Callable[[], Any], name: str) -> Stream | OpenDataset:
-    """Return the source that a function of the user's makes. An iterator is a stream: each epoch calls it again."""
-    made = function()
-    if hasattr(made, "__next__"):
-        return Stream(function)
-    return as_dataset(made, name).open()
+def _called(function: Callable[[], Any], name: str) -> OpenDataset:
+    """Return what a function of the user's makes."""
+    return as_dataset(function(), name, function).open()

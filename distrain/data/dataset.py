@@ -5,23 +5,35 @@ A Dataset is a description. It opens nothing before its rows are asked for, on t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from distrain.data.blocks import formatter, joined, to_rows, writable
+import numpy as np
+
+from distrain.data.blocks import as_block, formatter, in_pieces, joined, kept_rows, row_count, to_rows, writable
 from distrain.data.files import FileSource
-from distrain.data.order import RowOrder
-from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Schema, TableSource, in_order
-from distrain.data.streams import OpenStream, Stream
-from distrain.data.transforms import Batched, Constructed, OpenDataset, as_row, span_of_split
+from distrain.data.order import Permutation, RowOrder
+from distrain.data.passes import in_order
+from distrain.data.sources import (
+    ROWS_AT_ONCE,
+    IndexedSource,
+    MemorySource,
+    RemadeSource,
+    Schema,
+    SlicedSource,
+    Stream,
+    TableSource,
+    schema_of,
+)
 from distrain.errors import DataError
 from distrain.system.arguments import check_int, check_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from typing_extensions import Self
 
@@ -30,6 +42,8 @@ if TYPE_CHECKING:
 
 _SHUFFLE_BYTES = 64 << 20
 """Memory of the rows of files that ``random_shuffle()`` mixes, about."""
+_ROWS_TO_TRY = 128
+"""Rows that show whether the user's function changes their number."""
 _LEAST_SHUFFLED, _MOST_SHUFFLED = 1 << 10, 1 << 18
 
 
@@ -49,10 +63,9 @@ class Dataset:
     _operations: tuple[Callable[[OpenDataset], OpenDataset], ...] = ()
     _shuffle: tuple[int, int | None] | None = None
     """The seed, and the number of rows that are mixed in memory; None: see :data:`_SHUFFLE_BYTES`."""
-    _opened: list[OpenDataset] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_opened": []}
+        return {name: value for name, value in vars(self).items() if name != "_opened"}
 
     # -- operations -----------------------------------------------------------------------------------------------
 
@@ -121,14 +134,15 @@ class Dataset:
     def limit(self, limit: int) -> Self:
         """Keep the first rows; random ones after ``random_shuffle()``, the same ones in each epoch.
 
-        Of a stream, the first rows are kept. They are counted before any ``filter()``.
+        For random ones, each worker reads all rows of files into memory.
+        Raises DataError for a stream, when it is opened.
 
         ::
 
             rows.limit(1000)
         """
         check_int("limit", limit, minimum=1)
-        return self._part(lambda rows: (0, min(rows, limit)), most=limit)
+        return self._part(lambda rows: (0, min(rows, limit)))
 
     def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None) -> Self:
         """Shuffle the rows anew in each epoch. The order follows from the seed and the epoch.
@@ -153,7 +167,8 @@ class Dataset:
         """Return two datasets: for training, and for tests.
 
         test_size: the number of rows of the second one, or their fraction (a float below 1).
-        shuffle: choose its rows at random; False: they are the last rows, unless ``random_shuffle()`` came before.
+        shuffle: choose its rows at random, for which each worker reads all rows of files into memory; False: they are
+            the last rows, unless ``random_shuffle()`` came before.
         seed: of the random choice; 0 by default.
 
         Raises DataError for a stream, when it is opened.
@@ -170,20 +185,19 @@ class Dataset:
         train, test = (self._part(span, seed=chosen) for span in spans)
         return train, test
 
-    def _part(self, span_of: Callable[[int], Span], *, seed: int | None = None, most: int | None = None) -> Self:
+    def _part(self, span_of: Callable[[int], Span], *, seed: int | None = None) -> Self:
         """Return the rows of a span that depends on the number of rows.
 
         seed: of the random order in which rows are counted; None: that of an earlier ``random_shuffle()``, if any.
-        most: the number of rows to keep of a stream, which does not know its own number; None: streams are refused.
         """
         if seed is None and self._shuffle:
             seed = self._shuffle[0]
-        return self._then(partial(OpenDataset.part, span_of=span_of, seed=seed, most=most))
+        return self._then(partial(OpenDataset.part, span_of=span_of, seed=seed))
 
     def _mapped(
         self, function: Callable[[Block], Any], name: str, batch_size: int | None = None, keeps_rows: bool | None = True
     ) -> Self:
-        """Return the rows that a function makes of blocks. See :class:`~distrain.data.transforms.Batched`."""
+        """Return the rows that a function makes of blocks. See :class:`Batched`."""
         batched = Batched(function, name, batch_size, keeps_rows)
         return self._then(partial(OpenDataset.mapped, function=batched))
 
@@ -210,10 +224,7 @@ class Dataset:
 
     def read(self) -> Block:
         """Return all rows, in the order of epoch 0, as one block. It reads them into the memory of this process."""
-        opened = self.open()
-        rows = ROWS_AT_ONCE if isinstance(opened.source, Stream) else opened.source.rows
-        blocks = [*self._blocks(rows)]
-        return joined(blocks) if blocks else opened.no_rows()
+        return joined([*self._blocks()] or [self.open().first(1)])
 
     def materialize(self) -> Self:
         """Read all rows, in the order of epoch 0, into memory, in the calling process; they are sent to the workers.
@@ -247,25 +258,25 @@ class Dataset:
 
     def open(self) -> OpenDataset:
         """Open the source in this process, once."""
-        if not self._opened:
-            self._opened.append(self._open())
-        return self._opened[0]
+        return self._opened
 
-    def _open(self) -> OpenDataset:
+    @cached_property
+    def _opened(self) -> OpenDataset:
         made = self._make()
         opened = made if isinstance(made, OpenDataset) else OpenDataset(made)
         for operation in self._operations:
             opened = operation(opened)
         return replace(opened, order=_order(opened.source, *self._shuffle)) if self._shuffle else opened
 
-    def _blocks(self, rows: int) -> Iterator[Block]:
+    def _blocks(self, most: float = math.inf) -> Iterator[Block]:
         """Yield the first rows, and perhaps some more; of a stream, in its own order."""
-        opened = self.open()
-        if isinstance(opened.source, Stream):
-            found = OpenStream(opened.source, 0).blocks(lambda: rows)
+        source, order = self.open().source, self.open().order
+        if isinstance(source, Stream):
+            found = source.read(int(min(most, ROWS_AT_ONCE)))
         else:
-            found = in_order(opened.source, opened.order, 0, (0, min(rows, opened.source.rows)), rows)
-        return map(opened.finished, found)
+            rows = int(min(most, source.rows))
+            found = in_order(source, order, 0, (0, rows), rows)
+        return map(self.open().finished, found)
 
 
 def _order(source: TableSource | Stream, seed: int, window: int | None) -> RowOrder:
@@ -273,8 +284,159 @@ def _order(source: TableSource | Stream, seed: int, window: int | None) -> RowOr
     if isinstance(source, Stream):
         if window is None:
             raise DataError("a stream cannot be shuffled as a whole: name random_shuffle(buffer_rows=...)")
-        return RowOrder(window=window, seed=seed)
-    if window is None:
+    elif window is None:
         rows = int(_SHUFFLE_BYTES / max(1.0, source.row_bytes))
         window = 0 if source.is_random else max(_LEAST_SHUFFLED, min(_MOST_SHUFFLED, rows))
     return RowOrder(shuffled=True, window=window, seed=seed)
+
+
+# -- functions of the user's -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """A function of the user's for blocks.
+
+    name: of the method that it was given to, for error messages.
+    batch_size: the most rows of a call; None: those of the block.
+    keeps_rows: it returns as many rows as it gets; None: the first rows tell, see :meth:`keeps`.
+    """
+
+    function: Callable[[Block], Any]
+    name: str
+    batch_size: int | None = None
+    keeps_rows: bool | None = True
+
+    def keeps(self, first: Block) -> bool:
+        """Return whether it returns as many rows as these."""
+        return not row_count(first) or row_count(as_block(self.function(first), self.name)) == row_count(first)
+
+    def __call__(self, block: Block) -> Block:
+        """Return the rows that the function makes of these. Raises DataError for more or fewer than it may return."""
+        pieces = in_pieces([block], self.batch_size) if self.batch_size else [block]
+        return joined([self._call(piece) for piece in pieces])
+
+    def _call(self, piece: Block) -> Block:
+        made = as_block(self.function(piece), self.name)
+        if self.keeps_rows and row_count(made) != row_count(piece):
+            raise DataError(
+                f"{self.name} returned {row_count(made)} rows for {row_count(piece)}; it must keep the number of "
+                "rows, so that all ranks get equally many batches. Use filter() to drop rows, flat_map(), or "
+                "map_batches(keeps_rows=False), which is udf_modifying_row_count=True in a script of Ray's."
+            )
+        return made
+
+
+class Constructed:
+    """A function that is an instance of a class of the user's, which is constructed at the first call."""
+
+    def __init__(self, kind: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._make = partial(kind, *args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_make": self._make}
+
+    @cached_property
+    def _function(self) -> Callable[..., Any]:
+        made: Callable[..., Any] = self._make()
+        return made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+def as_row(made: Any) -> Any:
+    """Return what a function has returned for a row; a dict for any other mapping, such as a tokenizer's."""
+    if made is None:
+        raise DataError("map() or flat_map(): the function returned None for a row; it must return the new row")
+    return dict(made) if isinstance(made, Mapping) else made
+
+
+# -- what users do with a dataset ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDataset:
+    """A dataset on the worker.
+
+    functions: applied to each batch, in turn. They keep the number of rows.
+    """
+
+    source: TableSource | Stream
+    functions: tuple[Callable[[Block], Block], ...] = ()
+    order: RowOrder = field(default_factory=RowOrder)
+
+    def finished(self, block: Block) -> Block:
+        """Return rows of the source with the functions applied."""
+        for function in self.functions:
+            block = function(block)
+        return block
+
+    def first(self, rows: int) -> Block:
+        """Return some of the first rows; if there are none, a block without rows, with columns if they are known."""
+        found = self.source.first(rows)
+        if row_count(found):
+            return self.finished(found)
+        return [] if self.functions else self.source.schema().no_rows()
+
+    def schema(self) -> Schema:
+        """Return the columns, with the functions applied."""
+        return schema_of(self.first(1)) if self.functions else self.source.schema()
+
+    def mapped(self, function: Batched) -> OpenDataset:
+        """Apply a function to each batch, or to all rows beforehand if it changes their number."""
+        keeps_rows = function.keeps_rows
+        if keeps_rows is None:
+            keeps_rows = isinstance(self.source, Stream) or function.keeps(self.first(_ROWS_TO_TRY))
+        changed = self._with(replace(function, keeps_rows=keeps_rows))
+        if keeps_rows:
+            return changed
+        if isinstance(self.source, Stream):
+            raise _no_row_count("change the number of its rows before you pass it to distrain")
+        return OpenDataset(RemadeSource(self.source, changed.finished), (), self.order)
+
+    def filtered(self, function: Callable[[Any], bool]) -> OpenDataset:
+        """Keep the rows for which a function returns True."""
+        source, kept = self.source, self._with(partial(kept_rows, function=function))
+        if isinstance(source, Stream):
+            return OpenDataset(replace(source, functions=(*source.functions, *kept.functions)), (), self.order)
+        if not source.is_random:
+            return OpenDataset(RemadeSource(source, kept.finished), (), self.order)
+        rows = (row for block in source.all_blocks() for row in to_rows(self.finished(block)))
+        places = np.fromiter((place for place, row in enumerate(rows) if function(row)), dtype=np.int64)
+        return replace(self, source=IndexedSource(source, len(places), lambda numbers: places[numbers], "filtered"))
+
+    def part(self, span_of: Callable[[int], Span], seed: int | None) -> OpenDataset:
+        """Keep the rows of a span that depends on their number.
+
+        seed: of the random order in which they are counted; None: their own order. Parts with different places in the
+            same order have different rows. For a random order, all rows of files are read into memory.
+        """
+        source = self.source
+        if isinstance(source, Stream):
+            raise _no_row_count("choose its rows before you pass it to distrain, as with take() and skip() of datasets")
+        span = start, stop = span_of(source.rows)
+        if seed is None and not source.is_random:
+            return replace(self, source=SlicedSource(source, span))
+        if not source.is_random:
+            source = MemorySource(joined([*source.all_blocks()]))
+        order = (lambda numbers: numbers) if seed is None else Permutation(source.rows, seed, "split")
+        fact = f"from {start}" if seed is None else f"split {seed} from {start}"
+        return replace(self, source=IndexedSource(source, stop - start, lambda numbers: order(numbers + start), fact))
+
+    def _with(self, function: Callable[[Block], Block]) -> OpenDataset:
+        return replace(self, functions=(*self.functions, function))
+
+
+def _no_row_count(advice: str) -> DataError:
+    return DataError(f"a stream does not know the number of its rows: {advice}")
+
+
+def span_of_split(rows: int, *, size: float, test: bool) -> Span:
+    """Return one of the two spans of ``train_test_split()``. Raises DataError if one of them would be empty."""
+    count = round(rows * size) if isinstance(size, float) else size
+    if not 0 < count < rows:
+        raise DataError(
+            f"train_test_split(): the dataset has {rows} rows, so {count} of them cannot be set aside for tests"
+        )
+    return (rows - count, rows) if test else (0, rows - count)

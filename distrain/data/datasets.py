@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from distrain.data.constructors import as_dataset
@@ -47,12 +46,6 @@ def run_datasets(
 ) -> RunDatasets:
     """Return the datasets of a run. Raises TypeError for what isn't a dataset, ValueError for an unknown name."""
     found = {name: as_dataset(value, name) for name, value in datasets.items()}
-    for (name, value), (other, same) in combinations(datasets.items(), 2):
-        if value is same and (hasattr(value, "load_state_dict") or hasattr(value, "set_state")):
-            raise ValueError(
-                f"datasets[{name!r}] and datasets[{other!r}] are the same object, which has one state only; pass a "
-                "function that makes it"
-            )
     names = set(found) if split == "all" else set(split)
     if unknown := names - found.keys():
         raise ValueError(

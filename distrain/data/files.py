@@ -7,18 +7,17 @@ their rows, to find all columns of JSON, and to see that no integer becomes a fl
 from __future__ import annotations
 
 import codecs
-import io
 import json
 import math
 import os
 import re
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import cached_property
-from pathlib import PurePath, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
@@ -31,31 +30,41 @@ from distrain.system.log import say
 from distrain.system.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from distrain.data.blocks import Block
     from distrain.data.order import Indices
 
-SUFFIXES = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".csv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-}
+_KINDS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
+_ENDINGS = {f"{name}{packed}": kind for name, kind in _KINDS.items() for packed in ("", ".gz", ".bz2", ".zst")}
 """By ending of a file name: pyarrow's name of the format."""
-_COMPRESSED = (".gz", ".bz2", ".zst")
 _SCAN_BYTES = 8 << 20
 """Memory of one batch of the scanner, about; it reads a few ahead."""
 _SCAN_ROWS = 1 << 16
 _SAMPLED_ROWS = 1024
 _FOOTERS_AT_ONCE = 16
-_LOOK_BYTES = 64
 _TEXT_BYTES = 16 << 20
-"""Bytes of a file of JSON lines whose columns are found at a time."""
+"""Bytes of a file of JSON lines that are read at a time."""
 _INTEGER = re.compile(rb"(?<![\d.eE])-?\d{16,}(?![\d.eE])")
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _PATTERN = re.compile(r"[*?[]")
+
+
+class _Part(NamedTuple):
+    """A block, and its size."""
+
+    fragment: Any
+    rows: int
+    size: int
+
+
+class _File(NamedTuple):
+    """A file, its own columns, those that come from names of directories, and its blocks."""
+
+    fragment: Any
+    schema: Any
+    keys: dict[str, Any]
+    parts: list[_Part]
 
 
 @dataclass(eq=False)
@@ -78,76 +87,65 @@ class FileSource(TableSource):
     # -- files and blocks -----------------------------------------------------------------------------------------
 
     @cached_property
-    def _files(self) -> tuple[Any, list[str]]:
-        """The filesystem and the sorted paths of all files. Raises DataError if there are none."""
-        given, endings = self.file_format, self.endings
-        if endings:
-            return found_files(self.paths, lambda file: file.lower().endswith(endings), " or ".join(endings))
-        formats = [given] if given else SUFFIXES.values()
-        return found_files(self.paths, lambda file: format_of(file) in formats, given or "Parquet, CSV or JSON")
+    def _found(self) -> Found:
+        formats = [self.file_format] if self.file_format else [*dict.fromkeys(_KINDS.values())]
+        endings = self.endings or tuple(ending for ending, kind in _ENDINGS.items() if kind in formats)
+        return found_files(self.paths, endings, " or ".join(self.endings or formats))
 
     @cached_property
-    def _dataset(self) -> Any:
-        """The files as a ``pyarrow.dataset.Dataset``."""
-        filesystem, files = self._files
-        formats = {self.file_format or format_of(file): file for file in files}
+    def _kind(self) -> str:
+        """The format of all files."""
+        formats = {self.file_format or _format_of(file): file for file in self._found.files}
         if None in formats:
             raise DataError(f"{formats[None]} has no known ending: use read_parquet(), read_csv() or read_json()")
         if len(formats) > 1:
             raise DataError(f"the files have several formats; read each by itself: {', '.join(formats.values())}")
-        kind = str(*formats)
-        fs, datasets = require("pyarrow.fs"), require("pyarrow.dataset")
+        return str(*formats)
+
+    @cached_property
+    def _dataset(self) -> tuple[Any, Any]:
+        """The files as a ``pyarrow.dataset.Dataset``, and the columns that come from ``key=value`` in their paths."""
+        fs, datasets, (filesystem, files, root) = require("pyarrow.fs"), require("pyarrow.dataset"), self._found
+        is_local = isinstance(filesystem, LocalFileSystem)
+        keys = _keys_of([os.path.relpath(os.path.dirname(file), root) for file in files])
+        hive = datasets.HivePartitioning(keys)
+        options = datasets.FileSystemFactoryOptions(partition_base_dir=root, partitioning=hive)
         try:
-            if kind == "json" and _json_of(filesystem, files[0], _LOOK_BYTES)[:1] == b"[":
-                filesystem = _ListsAsLines(filesystem)
-            is_local = isinstance(filesystem, LocalFileSystem)
             arrow_filesystem = fs.LocalFileSystem() if is_local else fs.PyFileSystem(fs.FSSpecHandler(filesystem))
-            form = getattr(datasets, f"{kind.capitalize()}FileFormat")(**self.options)
-            options = datasets.FileSystemFactoryOptions(
-                partition_base_dir=self._root(filesystem), partitioning=datasets.HivePartitioning.discover()
-            )
-            return datasets.FileSystemDatasetFactory(arrow_filesystem, files, form, options).finish()
+            form = getattr(datasets, f"{self._kind.capitalize()}FileFormat")(**self.options)
+            return datasets.FileSystemDatasetFactory(arrow_filesystem, files, form, options).finish(keys), keys
         except (OSError, ValueError, TypeError) as error:
             raise DataError(f"cannot read {files[0]}: {error}") from error
 
-    def _root(self, filesystem: Any) -> str:
-        """Return the directory below which ``key=value`` in a path is a column."""
-        return os.path.commonpath([_fixed(filesystem, _located(given)[1]) for given in self.paths])
-
     @cached_property
-    def _opened(self) -> list[tuple[Any, Any, list[tuple[Any, int, int]]]]:
-        """Each file, its columns, and its blocks with the number of rows and bytes of each."""
+    def _files(self) -> list[_File]:
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
-            return list(threads.map(self._open, self._dataset.get_fragments()))
+            return list(threads.map(self._open, self._dataset[0].get_fragments()))
 
-    def _open(self, fragment: Any) -> tuple[Any, Any, list[tuple[Any, int, int]]]:
-        try:
-            if hasattr(fragment, "row_groups"):
-                groups = [(group.id, group.num_rows, group.total_byte_size) for group in fragment.row_groups]
-                parts = [(fragment.subset(row_group_ids=[number]), *sizes) for number, *sizes in groups]
-                return fragment, fragment.physical_schema, parts
-            if self._is_json:
+    def _open(self, fragment: Any) -> _File:
+        keys = require("pyarrow.dataset").get_partition_keys(fragment.partition_expression)
+        with _naming(fragment.path):
+            if self._kind == "parquet":
+                groups = [(part, part.row_groups[0]) for part in fragment.split_by_row_group()]
+                parts = [_Part(part, group.num_rows, group.total_byte_size) for part, group in groups]
+                return _File(fragment, fragment.physical_schema, keys, parts)
+            if self._kind == "json":
                 own, rows = self._read_json(fragment)
             else:  # pyarrow is quick to count rows, but ignores some of its options
                 own = fragment.physical_schema
                 counts = (batch.num_rows for batch in fragment.to_batches(columns=[]))
                 rows = sum(counts) if self.options else int(fragment.count_rows())
-            return fragment, own, [(fragment, rows, self._files[0].size(fragment.path) or 0)]
-        except (OSError, ValueError) as error:
-            raise DataError(f"cannot read {fragment.path}: {error}") from error
-
-    @property
-    def _is_json(self) -> bool:
-        return bool(self._dataset.format.default_extname == "json")
+            size = self._found.filesystem.size(fragment.path) or 0
+            return _File(fragment, own, keys, [_Part(fragment, rows, size)])
 
     def _read_json(self, fragment: Any) -> tuple[Any, int]:
         """Return the columns of a whole file of JSON lines, and the number of its rows."""
-        pa, rows, found = require("pyarrow"), 0, require("pyarrow").schema([])
+        pa, rows, fields = require("pyarrow"), 0, []
         for text in self._texts(fragment):
             table = require("pyarrow.json").read_json(pa.BufferReader(text), **self.options)
-            own = [field.with_type(_without_times(field.type)) for field in table.schema]
-            rows, found = rows + len(table), pa.unify_schemas([found, pa.schema(own)], promote_options="permissive")
-        return found, rows
+            fields += [own if own.name in self._chosen else _without_times(own) for own in table.schema]
+            rows += len(table)
+        return pa.unify_schemas([pa.schema([own]) for own in fields], promote_options="permissive"), rows
 
     def _json_tables(self, fragment: Any, schema: Any) -> Iterator[Any]:
         """Yield these columns of a file of JSON lines.
@@ -155,33 +153,34 @@ class FileSource(TableSource):
         pyarrow's scanner looks for columns in the first megabyte only, and does not read a row without a line end.
         """
         pa, reader, parse = require("pyarrow"), require("pyarrow.json"), self.options.get("parse_options")
-        keys = {name: value for name, value in _partitions(fragment).items() if name in schema.names}
+        keys = require("pyarrow.dataset").get_partition_keys(fragment.partition_expression)
         own = pa.schema([field for field in schema if field.name not in keys])
         options = reader.ParseOptions(own, parse and parse.newlines_in_values, "ignore")
         for text in self._texts(fragment):
             table = reader.read_json(pa.BufferReader(text), self.options.get("read_options"), options)
-            for name, value in keys.items():
-                table = table.append_column(name, pa.array([value] * len(table), schema.field(name).type))
+            for name in keys.keys() & {*schema.names}:
+                table = table.append_column(name, pa.array([keys[name]] * len(table), schema.field(name).type))
             yield table.select(schema.names)
 
     def _texts(self, fragment: Any) -> Iterator[bytes]:
-        """Yield the lines of a file, many at once; all if an object may have several lines."""
+        """Yield the lines of a file, many at once; all if an object may have several lines, or if it is one list."""
         kept, options = b"", self.options.get("parse_options")
-        size = None if options and options.newlines_in_values else _TEXT_BYTES
-        with self._dataset.filesystem.open_input_stream(fragment.path, compression="detect") as file:
-            while read := file.read(size):
+        size = None if self._kind == "json" and options and options.newlines_in_values else _TEXT_BYTES
+        with self._dataset[0].filesystem.open_input_stream(fragment.path, compression="detect") as file:
+            read = file.read(size).removeprefix(codecs.BOM_UTF8).lstrip()
+            if self._kind == "json" and read[:1] == b"[":
+                read = "".join(f"{json.dumps(row)}\n" for row in json.loads(read + file.read())).encode()
+            while read:
                 text, end, kept = (kept + read).rpartition(b"\n") if size else (read, b"", b"")
                 if text.strip():
                     yield text + end
+                read = file.read(size)
         if kept.strip():
             yield kept
 
     @cached_property
-    def _blocks(self) -> tuple[list[Any], Indices, float]:
-        """The blocks, the number of rows of each, and the bytes of all of them."""
-        parts = [part for *_, found in self._opened for part in found]
-        rows = np.array([count for _, count, _ in parts], dtype=np.int64)
-        return [fragment for fragment, _, _ in parts], rows, float(sum(size for _, _, size in parts))
+    def _parts(self) -> list[_Part]:
+        return [part for file in self._files for part in file.parts]
 
     @cached_property
     def _schema(self) -> Any:
@@ -189,259 +188,199 @@ class FileSource(TableSource):
 
         Raises DataError if a column has types that have no type for the values of both.
         """
-        pa, whole, holders = require("pyarrow"), self._dataset, defaultdict[str, list[str]](list)
-        fields: dict[str, Any] = {}
-        promote = "default" if whole.format.default_extname == "parquet" else "permissive"
-        for fragment, schema, _ in self._opened:
-            path, keys = fragment.path, _partitions(fragment)
-            for name in keys:
-                holders[name].append(path)
-            for own in schema:
-                name, known = own.name, fields.setdefault(own.name, own)
-                if self.columns and name not in self.columns:
-                    continue
-                if name in keys:
-                    raise DataError(
-                        f"column {name!r} is in {path}, and comes from the name of its directory, too; rename one of "
-                        "them"
-                    )
-                try:
-                    if own.type != known.type:
-                        both = [pa.schema([known]), pa.schema([own])]
-                        fields[name] = pa.unify_schemas(both, promote_options=promote).field(0)
-                except (TypeError, ValueError) as error:
-                    raise DataError(
-                        f"column {name!r} is {known.type} in {holders[name][0]}, but {own.type} in {path}; convert the "
-                        "files to the same columns, or leave the column out with columns="
-                    ) from error
-                holders[name].append(path)
-        parts = {name for fragment, *_ in self._opened for name in _partitions(fragment)}
-        fields |= {field.name: field for field in whole.schema if field.name in parts}
-        fields |= self._chosen
+        pa, keys, found = require("pyarrow"), self._dataset[1], require("pyarrow").schema([])
+        promote = "default" if self._kind == "parquet" else "permissive"
+        for file in self._files:
+            own = pa.schema([field for field in file.schema if not self.columns or field.name in self.columns])
+            if twice := file.keys.keys() & {*own.names}:
+                raise DataError(
+                    f"column {min(twice)!r} is in {file.fragment.path}, and comes from the name of its directory, too; "
+                    "rename one of them"
+                )
+            try:
+                found = pa.unify_schemas([found, own], promote_options=promote)
+            except (TypeError, ValueError) as error:
+                raise DataError(
+                    f"{file.fragment.path} has other columns than the files before it: {error}; convert the files to "
+                    "the same columns, or leave the column out with columns="
+                ) from error
+        fields = {field.name: field for field in [*found, *keys]}
         for name in self.columns or fields:
             if name not in fields:
-                raise DataError(f"there is no column {name!r} in {', '.join(self.paths)}; there are {[*fields]}")
-            if os.environ.get("RANK", "0") == "0" and (gaps := {*self._files[1]} - {*holders[name]}):
-                say(f"column {name!r} is missing in {_some(sorted(gaps))}; rows from there have no value")
-        found = pa.schema([fields[name] for name in self.columns or fields], whole.schema.metadata)
+                raise DataError(f"there is no column {name!r} in {', '.join(self.paths)}; there are {self._names()}")
+            gaps = [file.fragment.path for file in self._files if name not in {*file.schema.names, *file.keys}]
+            if gaps and os.environ.get("RANK", "0") == "0":
+                others = f" and {count(len(gaps) - 3, 'other')}" if len(gaps) > 3 else ""
+                say(f"column {name!r} is missing in {', '.join(gaps[:3])}{others}; rows from there have no value")
+        found = pa.schema([fields[name] for name in self.columns or fields])
         if promote == "permissive":
             self._check_digits(found)
         return found
 
+    def _names(self) -> list[str]:
+        """Return the names of all columns."""
+        return list(dict.fromkeys(name for file in self._files for name in [*file.schema.names, *file.keys]))
+
     @cached_property
-    def _chosen(self) -> dict[str, Any]:
+    def _chosen(self) -> set[str]:
         """The columns of text files whose types the user has chosen."""
         explicit = getattr(self.options.get("parse_options"), "explicit_schema", None)
-        types = getattr(self.options.get("convert_options"), "column_types", {})
-        return {field.name: field for field in [*(explicit or ()), *require("pyarrow").schema(types)]}
+        types = getattr(self.options.get("convert_options"), "column_types", ())
+        return {*(explicit.names if explicit else ()), *types}
 
     def _check_digits(self, schema: Any) -> None:
         """Raise DataError for a text file with an integer that would lose digits because its column has floats."""
         floats = [field for field in schema if "double" in str(field.type) and field.name not in self._chosen]
-        for fragment, own, _ in self._opened if floats else ():
-            read = require("pyarrow").schema([field for field in floats if field.name in own.names])
-            tables = self._tables(fragment, read, _SCAN_ROWS)
+        for file in self._files if floats else ():
+            read = require("pyarrow").schema([field for field in floats if field.name in file.schema.names])
+            tables = self._tables(file.fragment, read, _SCAN_ROWS)
             large = {value: name for table in tables for name in read.names for value in _large(table[name])}
-            for text in self._texts(fragment) if large else ():
+            for text in self._texts(file.fragment) if large else ():
                 for number in map(int, _INTEGER.findall(text)):
                     if (name := large.get(float(number))) and number != float(number):
                         raise DataError(
-                            f"column {name!r} has floats and the integer {number} in {fragment.path}, which would lose "
-                            "digits; choose the type of the column, such as pa.uint64(), pa.decimal128(38) or "
+                            f"column {name!r} has floats and the integer {number} in {file.fragment.path}, which would "
+                            "lose digits; choose the type of the column, such as pa.uint64(), pa.decimal128(38) or "
                             "pa.float64(), with ParseOptions(explicit_schema=...) for JSON, and "
                             "ConvertOptions(column_types=...) for CSV"
                         )
 
-    @property
+    @cached_property
     def block_rows(self) -> Indices:
-        return self._blocks[1]
+        return np.array([part.rows for part in self._parts], dtype=np.int64)
 
     @cached_property
     def row_bytes(self) -> float:
         """The size of a row in files, or that of the first rows in memory, which may be much larger."""
-        first = next((block for block, rows in enumerate(self.block_rows) if rows), None)
+        first = next((part for part in self._parts if part.rows), None)
         if first is None:
             return 0
-        sample = next(self._tables(self._blocks[0][first], self._schema, _SAMPLED_ROWS)).slice(0, _SAMPLED_ROWS)
+        sample = next(self._tables(first.fragment, self._schema, _SAMPLED_ROWS)).slice(0, _SAMPLED_ROWS)
         # The order of the rows depends on this size. So it must not change with each version of pyarrow.
         in_memory = 2.0 ** math.ceil(math.log2(max(1, sample.nbytes / sample.num_rows)))
-        return max(in_memory, self._blocks[2] / self.rows)
+        return max(in_memory, sum(part.size for part in self._parts) / self.rows)
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
+    def read(self, block: int) -> Iterator[Block]:
         size = int(min(_SCAN_ROWS, max(1, _SCAN_BYTES / max(1.0, self.row_bytes))))
-        for block in blocks:
-            fragment, taken = self._blocks[0][block], min(count, int(self.block_rows[block]) - skip)
-            left = taken
-            for rows in rows_after(self._tables(fragment, self._schema, size), skip, taken):
-                yield rows
-                left -= rows.num_rows
-            if left:
-                raise DataError(f"{_name(fragment)} has {left} fewer rows than when it was opened: it has changed")
-            count, skip = count - taken, 0
-            if not count:
-                return
+        fragment, left, _ = self._parts[block]
+        for rows in rows_after(self._tables(fragment, self._schema, size), 0, left):
+            left -= rows.num_rows
+            yield rows
+        if left:
+            raise DataError(f"{_name(fragment)} has {left} fewer rows than when it was opened: it has changed")
 
     def _tables(self, fragment: Any, schema: Any, size: int) -> Iterator[Any]:
         """Yield these columns of a file or row group. ``size``: the most rows of a table, unless it is of JSON."""
-        whole, table_of = self._dataset, require("pyarrow").Table.from_batches
-        try:
-            if self._is_json:
+        with _naming(_name(fragment)):
+            if self._kind == "json":
                 yield from self._json_tables(fragment, schema)
                 return
-            chosen = require("pyarrow.dataset").FileSystemDataset([fragment], schema, whole.format, whole.filesystem)
-            for batch in chosen.to_batches(batch_size=size, batch_readahead=4):
-                yield table_of([batch])
-        except (OSError, ValueError, TypeError) as error:
-            raise DataError(f"cannot read {_name(fragment)}: {error}") from error
+            for batch in fragment.to_batches(schema=schema, batch_size=size, batch_readahead=4):
+                yield require("pyarrow").Table.from_batches([batch])
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
-        names = [PurePosixPath(file).name for file in self._files[1]]
-        return {
-            "rows": self.rows,
-            "files": len(names),
-            "bytes": self._blocks[2],
-            "names": names,
-            "blocks": self.block_rows.tolist(),
-        }
+        names = [PurePosixPath(file).name for file in self._found.files]
+        sizes = {"rows": self.rows, "files": len(names), "bytes": float(sum(part.size for part in self._parts))}
+        return {**sizes, "names": names, "blocks": self.block_rows.tolist()}
 
     def schema(self) -> Schema:
         return Schema(self._schema.names, self._schema.types)
 
 
-def _json_of(filesystem: Any, path: str, most: int = -1) -> bytes:
-    """Return a JSON file, or its first bytes, without what may come before the first value."""
-    with filesystem.open(path, "rb") as file:
-        found: bytes = file.read(most).removeprefix(codecs.BOM_UTF8).lstrip()
-    return found
-
-
-class _ListsAsLines:
-    """A filesystem of fsspec whose JSON files are lines, although some are one list. Those are read as a whole."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def open(self, path: str, mode: str = "rb") -> io.BytesIO:
-        found = _json_of(self._inner, path)
-        lines = "".join(f"{json.dumps(row)}\n" for row in json.loads(found)).encode() if found[:1] == b"[" else found
-        return io.BytesIO(lines)
-
-
-def found_files(paths: Sequence[str], is_wanted: Callable[[str], bool], kinds: str) -> tuple[Any, list[str]]:
-    """Return the filesystem of paths and patterns, and all their files; of directories, those that are wanted, sorted.
-
-    kinds: names those that are wanted. Raises DataError if there are none.
-    """
-    systems = [_located(given) for given in paths]
-    filesystem = systems[0][0]
-    found: list[str] = []
-    for given, (other, path) in zip(paths, systems, strict=True):
-        if other != filesystem:
-            raise DataError(f"{paths[0]} and {given} are on different filesystems; read each by itself")
-        files = _files_in(_Following() if isinstance(other, LocalFileSystem) else other, path, given)
-        folder = _fixed(filesystem, path)
-        visible = [file for file in sorted(files) if file == path or _is_visible(file, folder, path)]
-        chosen = [file for file in visible if file == path or is_wanted(file)]
-        if not chosen:
-            raise DataError(f"{given} has no {kinds} files, but {count(len(visible), 'other')}")
-        found += chosen
-    return filesystem, found
-
-
-def _fixed(filesystem: Any, path: str) -> str:
-    """Return the directory below which a path or pattern finds its files."""
-    fixed = path if filesystem.exists(path) else _PATTERN.split(path)[0]
-    return fixed if filesystem.isdir(fixed) else os.path.dirname(fixed)
-
-
-def _located(given: str) -> tuple[Any, str]:
-    """Return the filesystem of a path or URL, and the path there. In the name of a local file, ``::`` means nothing."""
-    if "::" in given and "://" not in given:
-        return LocalFileSystem(), os.path.abspath(given)
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Turn pyarrow's errors into a DataError with the name of what was read."""
     try:
-        filesystem, path = find_filesystem(given)
-    except ValueError as error:
-        raise DataError(f"cannot read {given}: {error}") from error
-    return filesystem, path
-
-
-class _Following(LocalFileSystem):  # type: ignore[misc, unused-ignore]
-    """The local files, with linked directories among the directories. A link to a directory above it is not."""
-
-    def info(self, path: Any, **options: Any) -> dict[str, Any]:
-        """Return facts about a path, about its target if it is a link."""
-        found: dict[str, Any] = super().info(path, **options)
-        if found["islink"]:
-            name = found["name"]
-            if os.path.isfile(name):
-                found["type"] = "file"
-            elif os.path.isdir(name) and not any(os.path.samefile(name, above) for above in PurePath(name).parents):
-                found["type"] = "directory"
-        return found
-
-
-def _files_in(filesystem: Any, path: str, given: str) -> set[str]:
-    """Return a file, or those in a directory or of a pattern. Raises DataError if there are none."""
-    if filesystem.isfile(path):  # the cheapest question to a server
-        return {path}
-    if filesystem.isdir(path):
-        return set(filesystem.find(path))
-    if not _PATTERN.search(path):
-        raise DataError(f"there is no file or directory {given}")
-    found: set[str] = set()
-    for name, about in filesystem.glob(path, detail=True).items():
-        found |= set(filesystem.find(name)) if about["type"] == "directory" else {name}
-    if not found:
-        raise DataError(f"no file matches {given}")
-    return found
-
-
-def format_of(path: str) -> str | None:
-    """Return pyarrow's name of the format of a file, which its name tells, or None."""
-    stem, suffix = os.path.splitext(path.lower())
-    return SUFFIXES.get(os.path.splitext(stem)[1] if suffix in _COMPRESSED else suffix)
-
-
-def _is_visible(file: str, folder: str, pattern: str) -> bool:
-    """Return whether no part of the path below ``folder`` begins with a dot or an underscore, as in Spark's folders.
-
-    ``_column=value`` is a column, and a pattern may name what it wants.
-    """
-    named = [part for part in pattern.split("/") if part[:1] in (".", "_")]
-    hidden = (part for part in os.path.relpath(file, folder).split("/") if part[:1] in (".", "_"))
-    return all((part[0] == "_" and "=" in part) or any(fnmatchcase(part, name) for name in named) for part in hidden)
+        yield
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"cannot read {name}: {error}") from error
 
 
 def _name(fragment: Any) -> str:
-    groups = getattr(fragment, "row_groups", None)
-    return f"{fragment.path}, row group {groups[0].id}" if groups else str(fragment.path)
+    groups = getattr(fragment, "row_groups", [])
+    return f"{fragment.path}, row group {groups[0].id}" if len(groups) == 1 else str(fragment.path)
 
 
-def _partitions(fragment: Any) -> dict[str, Any]:
-    return dict(require("pyarrow.dataset").get_partition_keys(fragment.partition_expression))
+# -- finding files ---------------------------------------------------------------------------------------------------
 
 
-def _some(files: list[str]) -> str:
-    """Return the names of a few of these files, and the number of the others."""
-    others = f" and {count(len(files) - 3, 'other')}" if len(files) > 3 else ""
-    return ", ".join(files[:3]) + others
+class Found(NamedTuple):
+    """Files, sorted, and the directory below which their names say something."""
+
+    filesystem: Any
+    files: list[str]
+    root: str
 
 
-def _without_times(kind: Any) -> Any:
-    """Return a type that pyarrow has chosen for values of JSON, with text for texts that look like times."""
-    pa = require("pyarrow")
+def found_files(paths: Sequence[str], endings: tuple[str, ...], kinds: str) -> Found:
+    """Return the files of paths, directories and patterns; those that nobody named only with one of these endings.
+
+    Names that begin with a dot or an underscore don't count, as in Spark's folders, unless a pattern has such names.
+    ``_column=value`` is a column. kinds: says which files are wanted. Raises DataError if there are none.
+    """
+    try:
+        systems = [find_filesystem(given) for given in paths]
+    except ValueError as error:
+        raise DataError(f"cannot read {', '.join(paths)}: {error}") from error
+    filesystem, found, roots = systems[0][0], list[str](), list[str]()
+    is_local = isinstance(filesystem, LocalFileSystem)
+    for given, (other, path) in zip(paths, systems, strict=True):
+        if other != filesystem:
+            raise DataError(f"{paths[0]} and {given} are on different filesystems; read each by itself")
+        is_name = filesystem.exists(path)
+        names = {path: filesystem.info(path)} if is_name else filesystem.glob(path, detail=True)
+        linked = {name for name in names if is_local and os.path.isdir(name)}
+        folders = linked | {name for name, facts in names.items() if facts["type"] == "directory"}
+        files = sorted({*names} - folders | {file for name in folders for file in filesystem.find(name)})
+        if not is_name and not files:
+            raise DataError(f"there is no file or directory {given}")
+        fixed = path if is_name else _PATTERN.split(path)[0]
+        root = fixed if filesystem.isdir(fixed) else os.path.dirname(fixed)
+        visible = files if _is_hidden(path, root) else [file for file in files if not _is_hidden(file, root)]
+        if is_local and (links := [*filter(os.path.isdir, visible)]):
+            raise DataError(f"{links[0]} is a link to a directory: name it, too, in the list of paths")
+        chosen = [file for file in visible if file == path or file.lower().endswith(endings)]
+        if not chosen:
+            raise DataError(f"{given} has no {kinds} files, but {count(len(visible), 'other')}")
+        found += chosen
+        roots.append(root)
+    return Found(filesystem, found, os.path.commonpath(roots))
+
+
+def _is_hidden(path: str, root: str) -> bool:
+    parts = os.path.relpath(path, root).split("/")
+    return any(part[:1] in (".", "_") and part != "." and not (part[0] == "_" and "=" in part) for part in parts)
+
+
+def _keys_of(folders: list[str]) -> Any:
+    """Return the columns that come from ``key=value`` in names of directories: integers, or text."""
+    pa, values = require("pyarrow"), defaultdict[str, list[str]](list)
+    for name, is_key, value in (part.partition("=") for folder in folders for part in folder.split("/")):
+        if is_key:
+            values[name] += [] if value == _NO_VALUE else [value]
+    is_number = {name: all(re.fullmatch(r"-?\d{1,18}", value) for value in found) for name, found in values.items()}
+    return pa.schema([(name, pa.int64() if is_number[name] else pa.string()) for name in values])
+
+
+def _format_of(path: str) -> str | None:
+    return next((kind for ending, kind in _ENDINGS.items() if path.lower().endswith(ending)), None)
+
+
+# -- values of text files --------------------------------------------------------------------------------------------
+
+
+def _without_times(field: Any) -> Any:
+    """Return a field that pyarrow has found in JSON, with text for texts that look like times."""
+    pa, kind = require("pyarrow"), field.type
     if pa.types.is_list(kind):
-        return pa.list_(_without_times(kind.value_type))
+        return field.with_type(pa.list_(_without_times(kind.value_field)))
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_without_times(field.type)) for field in kind])
-    return pa.string() if pa.types.is_timestamp(kind) else kind
+        return field.with_type(pa.struct([_without_times(inner) for inner in kind]))
+    return field.with_type(pa.string()) if pa.types.is_timestamp(kind) else field
 
 
 def _large(column: Any) -> list[float]:

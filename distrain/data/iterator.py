@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from distrain.data.blocks import formatter, joined, to_arrays, to_frame, to_rows
-from distrain.data.dataset import Dataset
+from distrain.data.dataset import Dataset, OpenDataset
 from distrain.data.loops import Loops
-from distrain.data.passes import UNEVEN, PassOptions, Worker, make_pass
-from distrain.data.sources import ROWS_AT_ONCE, MemorySource
-from distrain.data.streams import Stream
-from distrain.system.arguments import check_choice, check_int
+from distrain.data.passes import PassOptions, Worker, make_pass
+from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Stream
+from distrain.system.arguments import check_int
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from typing_extensions import Unpack
 
     from distrain.data.blocks import Block
     from distrain.data.positions import DataLoop
@@ -28,6 +29,16 @@ _MAKERS = {"torch": "distrain.torch.batches", "tensorflow": "distrain.tensorflow
 """The modules that make batches for a framework. They are above this package: imported when needed."""
 
 
+class Reading(TypedDict, total=False):
+    """The arguments that all methods for batches have."""
+
+    prefetch_batches: int
+    batch_size: int | None
+    drop_last: bool
+    local_shuffle_buffer_size: int | None
+    local_shuffle_seed: int | None
+
+
 class DataIterator:
     """One worker's part of a dataset; :func:`distrain.get_dataset_shard` returns it.
 
@@ -36,9 +47,7 @@ class DataIterator:
     with ``break`` counts as an epoch, too. If the first loop is left after its first batch, without a report, it does
     not count, so that a script may look at a batch first.
 
-    All arguments are keyword-only. ``uneven`` says what happens to rows that do not divide evenly among the workers:
-    ``"drop"`` leaves fewer rows than there are workers out, ``"pad"`` repeats some. All workers get equally many
-    batches.
+    All workers get equally many batches. Rows that do not divide evenly are left out, fewer than there are workers.
 
     ::
 
@@ -54,25 +63,14 @@ class DataIterator:
 
     # -- batches --------------------------------------------------------------------------------------------------
 
-    def iter_batches(
-        self,
-        *,
-        prefetch_batches: int = 1,
-        batch_size: int | None = 256,
-        batch_format: str | None = "default",
-        drop_last: bool = False,
-        local_shuffle_buffer_size: int | None = None,
-        local_shuffle_seed: int | None = None,
-        uneven: str = "drop",
-    ) -> Iterable[Any]:
+    def iter_batches(self, *, batch_format: str | None = "default", **reading: Unpack[Reading]) -> Epochs:
         """Return the batches of an epoch. Each loop over the result is the next epoch.
 
-        prefetch_batches: batches that a thread makes while train_func computes; 0: none.
-        batch_size: rows of a batch of this worker; None: one batch for all of them.
         batch_format: ``"numpy"`` (the default: a dict of arrays), ``"pandas"`` or ``"pyarrow"``.
+        batch_size: rows of a batch of this worker, 256 by default; None: one batch for all of them.
         drop_last: leave out the last batch if it has fewer rows.
+        prefetch_batches: batches that a thread makes while train_func computes, 1 by default; 0: none.
         local_shuffle_buffer_size: shuffle so many consecutive rows in memory; ``local_shuffle_seed`` is 0 by default.
-        uneven: see the class.
 
         Raises DataError for data that cannot be read, or that has changed since the checkpoint.
 
@@ -81,24 +79,18 @@ class DataIterator:
             for batch in shard.iter_batches(batch_size=32):
                 print(batch["x"].shape)
         """
-        options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
-        return self._epochs(options, formatter(batch_format), prefetch_batches)
+        return self._epochs(formatter(batch_format), **reading)
 
     def iter_torch_batches(
         self,
         *,
-        prefetch_batches: int = 1,
-        batch_size: int | None = 256,
         dtypes: Any = None,
         device: Any = "auto",
         collate_fn: Callable[[Any], Any] | None = None,
-        drop_last: bool = False,
-        local_shuffle_buffer_size: int | None = None,
-        local_shuffle_seed: int | None = None,
         pin_memory: bool = False,
-        uneven: str = "drop",
-    ) -> Iterable[Any]:
-        """Return the batches of an epoch as dicts of tensors. See :meth:`iter_batches`.
+        **reading: Unpack[Reading],
+    ) -> Epochs:
+        """Return the batches of an epoch as dicts of tensors. For the other arguments, see :meth:`iter_batches`.
 
         dtypes: the type of all tensors, or a dict of types by column.
         device: ``"auto"``: the worker's device. On a GPU, a batch is copied while the one before is processed.
@@ -112,21 +104,9 @@ class DataIterator:
                 loss = batch["x"].mean()
         """
         torch = batches_of("torch")
-        options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
-        convert = torch.converter(dtypes, collate_fn, pin_memory=pin_memory)
-        return self._epochs(options, convert, prefetch_batches, torch.mover(device))
+        return self._epochs(torch.converter(dtypes, collate_fn, pin_memory=pin_memory), torch.mover(device), **reading)
 
-    def iter_tf_batches(
-        self,
-        *,
-        prefetch_batches: int = 1,
-        batch_size: int | None = 256,
-        dtypes: Any = None,
-        drop_last: bool = False,
-        local_shuffle_buffer_size: int | None = None,
-        local_shuffle_seed: int | None = None,
-        uneven: str = "drop",
-    ) -> Iterable[Any]:
+    def iter_tf_batches(self, *, dtypes: Any = None, **reading: Unpack[Reading]) -> Epochs:
         """Return the batches of an epoch as dicts of TensorFlow's tensors. See :meth:`iter_batches`.
 
         dtypes: the type of all tensors, or a dict of types by column.
@@ -136,8 +116,7 @@ class DataIterator:
             for batch in shard.iter_tf_batches(batch_size=32, dtypes=tf.float32):
                 model.train_on_batch(batch["x"], batch["y"])
         """
-        options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
-        return self._epochs(options, batches_of("tensorflow").converter(dtypes), prefetch_batches)
+        return self._epochs(batches_of("tensorflow").converter(dtypes), **reading)
 
     def to_tf(
         self,
@@ -145,15 +124,10 @@ class DataIterator:
         label_columns: str | Sequence[str],
         *,
         additional_columns: str | Sequence[str] | None = None,
-        prefetch_batches: int = 1,
-        batch_size: int = 1,
-        drop_last: bool = False,
-        local_shuffle_buffer_size: int | None = None,
-        local_shuffle_seed: int | None = None,
         feature_type_spec: Any = None,
         label_type_spec: Any = None,
         additional_type_spec: Any = None,
-        uneven: str = "drop",
+        **reading: Unpack[Reading],
     ) -> Any:
         """Return a ``tf.data.Dataset`` of (features, labels), without automatic sharding. Each pass is an epoch.
 
@@ -161,6 +135,7 @@ class DataIterator:
         additional_columns: become a third element, such as weights.
         feature_type_spec, label_type_spec, additional_type_spec: a ``tf.TypeSpec`` or a dict of these; by default they
             follow from the first row.
+        batch_size: 1 by default. For the other arguments, see :meth:`iter_batches`.
 
         ::
 
@@ -168,16 +143,14 @@ class DataIterator:
         """
         self._loops.is_read_ahead = True
         tensorflow = batches_of("tensorflow")
-        options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
-        batches = self._epochs(options, to_arrays, prefetch_batches)
+        reading.setdefault("batch_size", 1)
+        batches = self._epochs(to_arrays, **reading)
         wanted = [(feature_columns, feature_type_spec), (label_columns, label_type_spec)]
         if additional_columns is not None:
             wanted.append((additional_columns, additional_type_spec))
-        with self._loops.naming_errors():
-            first = to_arrays(self._dataset.open().sample())
-        return tensorflow.dataset_of(batches, wanted, first)
+        return tensorflow.dataset_of(batches, wanted, to_arrays(self._open().first(1)))
 
-    def iter_rows(self, *, uneven: str = "drop") -> Iterable[Any]:
+    def iter_rows(self) -> Epochs:
         """Return the rows of an epoch, one by one; dicts, unless the dataset has other objects.
 
         ::
@@ -185,10 +158,8 @@ class DataIterator:
             for row in shard.iter_rows():
                 print(row["x"])
         """
-        with self._loops.naming_errors():
-            is_stream = isinstance(self._dataset.open().source, Stream)
-        options = self._options(1 if is_stream else _ROWS_PER_READ, False, None, None, uneven)
-        return self._epochs(options, to_rows, 1, _one_by_one)
+        is_stream = isinstance(self._open().source, Stream)
+        return self._epochs(to_rows, _one_by_one, batch_size=1 if is_stream else _ROWS_PER_READ)
 
     def materialize(self) -> DataIterator:
         """Read this worker's rows into memory, in the order of epoch 0. Checkpoints do not store the result's position.
@@ -197,11 +168,11 @@ class DataIterator:
 
             in_memory = shard.materialize()
         """
-        options = self._options(ROWS_AT_ONCE, False, None, None, "drop")
         with self._loops.naming_errors():
             opened = self._dataset.open()
-            own = make_pass(opened, self._loops.worker, options, 0, None)
-            blocks = [opened.finished(block) for block, _, _ in own.blocks()]
+            options = PassOptions(batch_size=ROWS_AT_ONCE, drop_last=False, order=opened.order)
+            own = make_pass(opened.source, self._loops.worker, options, 0, None)
+            blocks = [opened.finished(block) for block, _ in own.blocks()]
         dataset = Dataset(partial(MemorySource, joined(blocks)))
         return DataIterator(dataset, name=self._loops.name, worker=Worker(0, 1))
 
@@ -231,7 +202,7 @@ class DataIterator:
             return self._dataset.schema()
 
     def count(self) -> int:
-        """Return the number of rows that this worker gets in an epoch, with ``uneven="drop"``.
+        """Return the number of rows that this worker gets in an epoch.
 
         Raises DataError for a stream.
 
@@ -276,24 +247,31 @@ class DataIterator:
         """Return the position after the batches that train_func has got, as JSON. A checkpoint stores it."""
         return self._loops.position()
 
-    def _options(
-        self, batch_size: int | None, drop_last: bool, window: int | None, seed: int | None, uneven: str
-    ) -> PassOptions:
-        check_int("batch_size", batch_size, minimum=1, optional=True)
-        check_int("local_shuffle_buffer_size", window, minimum=1, optional=True)
-        check_choice("uneven", uneven, UNEVEN)
+    def _open(self) -> OpenDataset:
         with self._loops.naming_errors():
-            order = self._dataset.open().order
-        if window is not None:
-            order = replace(order, window=window, seed=order.seed if seed is None else seed)
-        return PassOptions(batch_size=batch_size, drop_last=drop_last, order=order, uneven=uneven)
+            return self._dataset.open()
 
     def _epochs(
-        self, options: PassOptions, convert: Callable[[Block], Any], prefetch: int, after: Callable[..., Any] = iter
+        self,
+        convert: Callable[[Block], Any],
+        after: Callable[..., Any] = iter,
+        *,
+        prefetch_batches: int = 1,
+        batch_size: int | None = 256,
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
     ) -> Epochs:
         """Return what loops over the batches. See :meth:`~distrain.data.loops.Loops.run`."""
-        check_int("prefetch_batches", prefetch, minimum=0)
-        return Epochs(partial(self._loops.run, options, convert, prefetch, after))
+        check_int("prefetch_batches", prefetch_batches, minimum=0)
+        check_int("batch_size", batch_size, minimum=1, optional=True)
+        check_int("local_shuffle_buffer_size", local_shuffle_buffer_size, minimum=1, optional=True)
+        order = self._open().order
+        if local_shuffle_buffer_size is not None:
+            seed = order.seed if local_shuffle_seed is None else local_shuffle_seed
+            order = replace(order, window=local_shuffle_buffer_size, seed=seed)
+        options = PassOptions(batch_size=batch_size, drop_last=drop_last, order=order)
+        return Epochs(partial(self._loops.run, options, convert, prefetch_batches, after))
 
 
 class Epochs:
@@ -316,7 +294,5 @@ def batches_of(framework: str) -> Any:
     return import_module(_MAKERS[framework])
 
 
-def _one_by_one(batches: Iterator[tuple[list[Any], int, Any]]) -> Iterator[tuple[Any, int, Any]]:
-    for rows, _, note in batches:
-        for row in rows:
-            yield row, 1, note
+def _one_by_one(batches: Iterator[tuple[list[Any], int]]) -> Iterator[tuple[Any, int]]:
+    return ((row, 1) for rows, _ in batches for row in rows)

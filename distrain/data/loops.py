@@ -15,7 +15,7 @@ from distrain.data.order import Division
 from distrain.data.passes import make_pass
 from distrain.data.positions import DataLoop
 from distrain.data.prefetch import Prefetched
-from distrain.data.streams import Stream
+from distrain.data.sources import Stream
 from distrain.errors import DataError
 from distrain.system.log import say
 
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from distrain.data.blocks import Block
-    from distrain.data.dataset import Dataset
+    from distrain.data.dataset import Dataset, OpenDataset
     from distrain.data.order import RowOrder
     from distrain.data.passes import PassOptions, StreamPass, TablePass, Worker
-    from distrain.data.transforms import OpenDataset
 
 _NOTICE_AFTER_S = 20.0
 """Seconds of a pass after which a worker may say that it mostly waits for data."""
@@ -193,7 +192,7 @@ class Loops:
         with self.naming_errors():
             opened = self.dataset.open()
             epoch, start = self._next_start(options.order)
-            own = make_pass(opened, self.worker, options, epoch, start)
+            own = make_pass(opened.source, self.worker, options, epoch, start)
         is_over = start is not None and start.get("is_over", False)
         items = Prefetched(iter(()) if is_over else self._made(own, opened, convert), prefetch)
         loop = self.loop = _Loop(is_stopping=self.is_stopping, is_first=self.loop is None, own=own, items=items)
@@ -204,7 +203,7 @@ class Loops:
         began = last = time.monotonic()
         waited = 0.0
         try:
-            for batch, rows, note in after(iter(items)):
+            for batch, rows in after(iter(items)):
                 now = time.monotonic()
                 waited += now - last
                 self.times.count(rows, now - last)
@@ -212,7 +211,7 @@ class Loops:
                 loop.take()
                 if self._refusal and loop.batches > 1:
                     raise self._refusal
-                own.took(rows, note)
+                own.took(rows)
                 yield batch
                 last = time.monotonic()
                 self.times.passed += last - now
@@ -229,7 +228,7 @@ class Loops:
             self._say_once(
                 "left out",
                 f"{own.left_out} rows of an epoch are left out, as they do not divide evenly among "
-                f"{self.worker.ranks} workers; uneven='pad' repeats rows instead",
+                f"{self.worker.ranks} workers",
             )
 
     def _check_newest(self, loop: _Loop) -> None:
@@ -241,11 +240,11 @@ class Loops:
 
     def _made(
         self, own: TablePass | StreamPass, opened: OpenDataset, convert: Callable[[Block], Any]
-    ) -> Iterator[tuple[Any, int, Any]]:
+    ) -> Iterator[tuple[Any, int]]:
         """Yield the converted batches. It runs in the thread that reads ahead."""
         with self.naming_errors():
-            for block, rows, note in own.blocks():
-                yield convert(opened.finished(block)), rows, note
+            for block, rows in own.blocks():
+                yield convert(opened.finished(block)), rows
 
     @contextlib.contextmanager
     def naming_errors(self) -> Iterator[None]:

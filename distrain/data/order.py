@@ -109,18 +109,6 @@ def rows_left(rows: int, divisions: Iterable[Division]) -> list[Span]:
     return left
 
 
-def share_of_each(rows: int, ranks: int, *, pad: bool) -> int:
-    """Return the number of rows of each rank. With ``pad`` no row is left out, but some may come twice."""
-    return -(-rows // ranks) if pad else rows // ranks
-
-
-def share_of(left: Sequence[Span], rank: int, share: int, skip: int = 0) -> list[Span]:
-    """Return the positions of one rank, without the first ``skip``. After the last one, the first ones come again."""
-    stop = (rank + 1) * share
-    times = -(-stop // max(1, length(left)))
-    return [*part([*left] * times, rank * share + skip, stop)]
-
-
 def part(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
     """Yield the spans that hold the places from ``start`` to ``stop`` of the positions in ``spans``."""
     for first, end in spans:

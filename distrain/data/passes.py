@@ -6,28 +6,23 @@ A pass begins at a position, as a checkpoint has it, and knows the position afte
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distrain.data.blocks import in_pieces, joined, row_count, rows_at, rows_between, to_columns
-from distrain.data.order import Division, length, rows_left, share_of, share_of_each
-from distrain.data.sources import checksum, in_order, shuffled
-from distrain.data.streams import Mark, OpenStream, Stream
+from distrain.data.blocks import in_pieces, row_count, rows_after, rows_at, rows_between, to_columns
+from distrain.data.order import Division, length, part, rows_left
+from distrain.data.sources import UNDIVIDED, Stream, checksum
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from distrain.data.blocks import Block
-    from distrain.data.order import RowOrder
+    from distrain.data.order import RowOrder, Span
     from distrain.data.sources import TableSource
-    from distrain.data.transforms import OpenDataset
 
-UNEVEN = ("drop", "pad")
-UNDIVIDED = "leave its name out of DataConfig(datasets_to_split=[...]), or have all ranks read the same rows"
 _SAMPLED_ROWS = 100
 
 
@@ -38,13 +33,11 @@ class PassOptions:
     batch_size: rows of a batch of one rank; None: all its rows are one batch.
     drop_last: leave out the last batch if it has fewer rows.
     order: the order of the rows.
-    uneven: what happens to rows that do not divide evenly among the ranks; one of :data:`UNEVEN`.
     """
 
     batch_size: int | None
     drop_last: bool
     order: RowOrder
-    uneven: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +48,11 @@ class Worker:
     ranks: int
 
 
-def _new_share(rows: int, ranks: int, uneven: str, before: int) -> int:
+def _new_share(rows: int, ranks: int, before: int) -> int:
     """Return the number of rows of each rank. Raises DataError if there are none, and none came before."""
-    share = share_of_each(rows, ranks, pad=uneven == "pad")
-    if not share and not before:
-        raise DataError(f"{rows} rows are too few for {ranks} ranks; uneven='pad' repeats some")
-    return share
+    if rows < ranks and not before:
+        raise DataError(f"{rows} rows are too few for {ranks} ranks; for all rows on each rank, {UNDIVIDED}")
+    return rows // ranks
 
 
 # -- sources that know their rows ------------------------------------------------------------------------------------
@@ -94,10 +86,10 @@ class TablePass:
             self._before.pop()
             left, share, self._taken = rows_left(rows, self._before), last.share, last.taken_by(worker.rank)
         else:
-            share = _new_share(length(left), worker.ranks, options.uneven, self.begun)
-        self.left_out = max(0, length(left) - share * worker.ranks)
+            share = _new_share(length(left), worker.ranks, self.begun)
+        self.left_out = length(left) - share * worker.ranks
         self._division = Division(worker.ranks, share, 0)
-        self._spans = share_of(left, worker.rank, share, self._taken)
+        self._spans = [*part(left, worker.rank * share + self._taken, (worker.rank + 1) * share)]
 
     def _last_division(self, rows: int, ranks: int) -> Division | None:
         """Return the last division if it was among as many ranks: each continues its own rows, in the same batches.
@@ -108,11 +100,10 @@ class TablePass:
         if not self._before or self._before[-1].ranks != ranks or isinstance(self._before[-1].taken, list):
             return None
         *before, last = self._before
-        left = length(rows_left(rows, before))
-        return last if last.share in (share_of_each(left, ranks, pad=pad) for pad in (False, True)) else None
+        return last if last.share == length(rows_left(rows, before)) // ranks else None
 
-    def blocks(self) -> Iterator[tuple[Block, int, Any]]:
-        """Yield each batch before the functions, its number of rows, and what :meth:`took` needs to know."""
+    def blocks(self) -> Iterator[tuple[Block, int]]:
+        """Yield each batch before the functions, and its number of rows."""
         rows = length(self._spans)
         size = self.options.batch_size or max(1, rows)
         found = (
@@ -124,11 +115,11 @@ class TablePass:
             count = row_count(block)
             rows -= count
             if count == size or not self.options.drop_last:
-                yield block, count, None
+                yield block, count
         if rows:
             raise DataError(f"read {rows} rows too few")
 
-    def took(self, rows: int, note: Any) -> None:
+    def took(self, rows: int) -> None:
         """Note that train_func has got the next batch."""
         self._taken += rows
 
@@ -147,7 +138,6 @@ class StreamPass:
     """
 
     left_out = 0
-    facts: Mapping[str, Any] = {}
 
     def __init__(
         self, stream: Stream, worker: Worker, options: PassOptions, epoch: int, position: dict[str, Any] | None
@@ -155,67 +145,50 @@ class StreamPass:
         if options.batch_size is None:
             raise ValueError("batch_size=None: a stream does not know how many rows it has; name a number")
         self.epoch = epoch
-        self._worker = worker
         self.options = options
+        self.facts: Mapping[str, Any] = {}
+        self._stream = stream
+        self._worker = worker
         self._size = options.batch_size
-        self._stream = OpenStream(stream, epoch)
-        if worker.ranks > 1 and self._stream.divides_itself:
-            raise DataError(f"the stream divides itself by rank, so it must not be divided once more: {UNDIVIDED}")
         self._rows = self.begun = position.get("rows", 0) if position else 0
-        self._mark = Mark.from_json(position["mark"]) if position and position.get("mark") else None
-        self.place = f"after {self._rows:,} rows"
-        self._seen: dict[str, int] = {}
-        if self._rows and self._mark is None:
-            reason = "has no state_dict()" if stream.trusts_states else "shuffles rows that are not in its state_dict()"
-            self.place += f", which are read again because the stream {reason}"
+        self.place = f"after {self._rows:,} rows, which are read again"
 
-    def blocks(self) -> Iterator[tuple[Block, int, Any]]:
-        window = self.options.order.window
-        start = self._rows // window * window if window else self._rows
-        self._stream.skip_to(start, self._mark)
-        marks: deque[Mark] = deque([self._mark] if self._mark else [])
-        rows, (rank, ranks) = self._rows, (self._worker.rank, self._worker.ranks)
-        for step in in_pieces(self._windows(marks, start), self._size * ranks):
-            count, share = row_count(step), self._size
-            self._seen = self._seen or _sample(step)
-            if count < share * ranks:
-                share = _new_share(count, ranks, self.options.uneven, rows)
-                self.left_out = max(0, count - share * ranks)
+    def blocks(self) -> Iterator[tuple[Block, int]]:
+        rows, (rank, ranks) = self.begun, (self._worker.rank, self._worker.ranks)
+        for step in in_pieces(self._left(), self._size * ranks):
+            self.facts = self.facts or _sample(step)
+            share = self._size
+            if (count := row_count(step)) < share * ranks:
+                share = _new_share(count, ranks, rows)
+                self.left_out = count - share * ranks
                 if not share or (share < self._size and self.options.drop_last):
                     return
             rows += count
-            while len(marks) > 1 and marks[1].rows <= rows:
-                marks.popleft()
-            first, end = rank * share, (rank + 1) * share
-            own = rows_between(step, first, end) if end <= count else rows_at(step, np.arange(first, end) % count)
-            yield own, share, (rows, marks[0] if marks and marks[0].rows <= rows else None, self._seen)
+            yield rows_between(step, rank * share, (rank + 1) * share), share
         if not rows:
             raise DataError("it has no rows")
 
-    def _windows(self, marks: deque[Mark], start: int) -> Iterator[Block]:
-        """Yield windows of rows, the first one from the first row on that was not taken: shuffled, or one step each."""
-        order, missing = self.options.order, 0
-        size = order.window or self._size * self._worker.ranks
-        blocks = self._stream.blocks(lambda: missing)
-        while True:
-            if mark := self._stream.mark():
-                marks.append(mark)
-            parts: list[Block] = []
-            missing = size
-            while missing and (block := next(blocks, None)) is not None:
-                parts.append(block)
-                missing -= row_count(block)
-            if not parts:
-                return
-            rows = joined(parts)
-            yield shuffled(rows, order, self.epoch, start, (self._rows, start + size)) if order.window else rows
-            start += size
+    def _left(self) -> Iterator[Block]:
+        """Yield the rows after the first ones, which were taken before."""
+        order, skip = self.options.order, self.begun
+        blocks = self._stream.read(self._size * self._worker.ranks, epoch=self.epoch, is_divided=self._worker.ranks > 1)
+        if order.window:
+            windows = enumerate(in_pieces(blocks, order.window))
+            places = ((rows, number * order.window) for number, rows in windows)
+            blocks = (shuffled(rows, order, self.epoch, at, (at, at + row_count(rows))) for rows, at in places)
+        for block in blocks:
+            count = row_count(block)
+            if skip < count:
+                yield rows_between(block, skip, count)
+            skip = max(0, skip - count)
+        if skip:
+            raise DataError(f"the stream has ended after {self.begun - skip} rows; the checkpoint was taken after more")
 
-    def took(self, rows: int, note: Any) -> None:
-        self._rows, self._mark, self.facts = note[0], note[1] or self._mark, note[2]
+    def took(self, rows: int) -> None:
+        self._rows += rows * self._worker.ranks
 
     def position(self) -> dict[str, Any]:
-        return {"rows": self._rows, "mark": self._mark.as_json() if self._mark else None}
+        return {"rows": self._rows}
 
 
 def _sample(step: Block) -> dict[str, int]:
@@ -227,9 +200,60 @@ def _sample(step: Block) -> dict[str, int]:
 
 
 def make_pass(
-    opened: OpenDataset, worker: Worker, options: PassOptions, epoch: int, position: dict[str, Any] | None
+    source: TableSource | Stream, worker: Worker, options: PassOptions, epoch: int, position: dict[str, Any] | None
 ) -> TablePass | StreamPass:
     """Return a pass that begins at a position of the same epoch; None: at its first row."""
-    if isinstance(opened.source, Stream):
-        return StreamPass(opened.source, worker, options, epoch, position)
-    return TablePass(opened.source, worker, options, epoch, position)
+    if isinstance(source, Stream):
+        return StreamPass(source, worker, options, epoch, position)
+    return TablePass(source, worker, options, epoch, position)
+
+
+# -- the rows in the order of an epoch ---------------------------------------------------------------------------------
+
+
+def in_order(source: TableSource, order: RowOrder, epoch: int, span: Span, batch_size: int) -> Iterator[Block]:
+    """Yield the rows at these positions of an epoch's order."""
+    if span[0] == span[1]:
+        return
+    if not order.window:
+        yield from _sequence(source, order, epoch, span, batch_size)
+        return
+    start, stop = span
+    size, rows = order.window, source.rows
+    first, end = start // size * size, min(rows, -(-stop // size) * size)
+    for window in in_pieces(_sequence(source, order, epoch, (first, end), batch_size), size):
+        yield shuffled(window, order, epoch, first, span)
+        first += size
+
+
+def shuffled(window: Block, order: RowOrder, epoch: int, first: int, span: Span) -> Block:
+    """Return the rows at the positions in ``span`` of a window that begins at ``first``, after shuffling it."""
+    rows = row_count(window)
+    inside = np.arange(max(0, span[0] - first), min(rows, span[1] - first))
+    return rows_at(window, order.permutation(rows, epoch, "window", first)(inside))
+
+
+def _sequence(source: TableSource, order: RowOrder, epoch: int, span: Span, batch_size: int) -> Iterator[Block]:
+    """Yield the rows at these positions of the order that has no windows."""
+    start, stop = span
+    if source.is_random:
+        permutation = order.permutation(source.rows, epoch, "rows") if order.shuffled else None
+        step = max(1, source.at_once // batch_size) * batch_size
+        for first in range(start, stop, step):
+            places = np.arange(first, min(stop, first + step))
+            block = source.take(permutation(places) if permutation else places)
+            if row_count(block) != len(places):
+                raise DataError(f"it gave {row_count(block)} rows when it was asked for {len(places)}")
+            yield block
+        return
+    sizes = source.block_rows
+    blocks = np.arange(len(sizes))
+    if order.shuffled:
+        blocks = order.permutation(len(sizes), epoch, "blocks")(blocks)
+    blocks = blocks[sizes[blocks] > 0]
+    ends = np.cumsum(sizes[blocks])
+    first = int(np.searchsorted(ends, start, side="right"))
+    last = int(np.searchsorted(ends, stop, side="left")) + 1
+    skip = start - int(ends[first] - sizes[blocks[first]])
+    parts = (rows for block in blocks[first:last].tolist() for rows in source.read(block))
+    yield from rows_after(parts, skip, stop - start)

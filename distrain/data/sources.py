@@ -1,6 +1,6 @@
-"""Sources of rows: what a dataset reads from, and the order in which it does.
+"""Sources of rows: what a dataset reads from.
 
-A :class:`TableSource` knows how many rows it has, in which blocks. A :class:`~distrain.data.streams.Stream` does not.
+A :class:`TableSource` knows how many rows it has, in which blocks. A :class:`Stream` does not.
 Runs in: worker; objects in the user's memory are pickled with the job.
 """
 
@@ -11,6 +11,8 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +20,6 @@ import numpy as np
 from distrain.data.blocks import (
     as_block,
     empty_column,
-    in_pieces,
     is_instance,
     row_count,
     rows_after,
@@ -30,15 +31,16 @@ from distrain.errors import DataError
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from distrain.data.blocks import Block
-    from distrain.data.order import Indices, RowOrder, Span
+    from distrain.data.order import Indices, Span
 
 ROWS_AT_ONCE = 1024
 """Rows that are read at a time, at most, by functions that need no batches."""
 _ROWS_FROM_MEMORY = 1 << 14
 _BYTES_FROM_MEMORY = 4 << 20
+UNDIVIDED = "leave its name out of DataConfig(datasets_to_split=[...])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,8 @@ class TableSource(ABC):
         return 0
 
     @abstractmethod
-    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        """Yield ``count`` rows of these blocks, one after the other, without the first ``skip`` of the first one."""
+    def read(self, block: int) -> Iterator[Block]:
+        """Yield the rows of a block, in parts."""
 
     def take(self, rows: Indices) -> Block:
         """Return rows by their numbers, if ``is_random``."""
@@ -103,8 +105,12 @@ class TableSource(ABC):
         """Return JSON that changes if the data does."""
 
     def first(self, rows: int) -> Block:
-        """Return some of the first rows, at least one if there are any."""
-        return next(self.read(range(len(self.block_rows)), 0, min(rows, self.rows)), [])
+        """Return some of the first rows, at most so many, and at least one if there are any."""
+        return rows_between(next(filter(row_count, self.all_blocks()), []), 0, rows)
+
+    def all_blocks(self) -> Iterator[Block]:
+        """Yield all rows, in their own order."""
+        return chain.from_iterable(map(self.read, range(len(self.block_rows))))
 
     def schema(self) -> Schema:
         """Return the columns of the first row."""
@@ -124,9 +130,8 @@ class RandomSource(TableSource):
     def block_rows(self) -> Indices:
         return np.minimum(ROWS_AT_ONCE, self.rows - np.arange(0, self.rows, ROWS_AT_ONCE))
 
-    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        places = ((block * ROWS_AT_ONCE, min(self.rows, (block + 1) * ROWS_AT_ONCE)) for block in blocks)
-        return rows_after((self.take(np.arange(*place)) for place in places), skip, count)
+    def read(self, block: int) -> Iterator[Block]:
+        yield self.take(np.arange(block * ROWS_AT_ONCE, min(self.rows, (block + 1) * ROWS_AT_ONCE)))
 
     def first(self, rows: int) -> Block:
         return self.take(np.arange(min(rows, self.rows))) if self.rows else []
@@ -201,25 +206,18 @@ class ItemSource(RandomSource):
 class HuggingFaceSource(RandomSource):
     """A ``datasets.Dataset``. Rows come as Arrow has them, unless the user has set a format or a transform.
 
-    Images and the like come decoded, as numpy arrays. All else would lose digits in the numpy format.
+    Rows with images and the like come as Python's values, decoded. In the numpy format, values would lose digits.
     """
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(len(dataset))
         self._dataset = dataset
-        self._decoded: Any = None
-        if dataset.format["type"] is None:
-            needs_decoding = require("datasets.features.features").require_decoding
-            names = dataset.format["columns"]
-            decoded = [name for name in names if needs_decoding(dataset.features[name])]
-            self._decoded = dataset.with_format("numpy", columns=decoded) if decoded else None
-            self._dataset = dataset.with_format("arrow", columns=names)
+        needs_decoding, columns = require("datasets.features.features").require_decoding, dataset.format["columns"]
+        if dataset.format["type"] is None and not any(needs_decoding(dataset.features[name]) for name in columns):
+            self._dataset = dataset.with_format("arrow", columns=columns)
 
     def take(self, rows: Indices) -> Block:
         found = self._dataset[rows]
-        if self._decoded is not None:
-            found = {**to_columns(found.drop_columns(self._decoded.format["columns"])), **self._decoded[rows]}
-            found = {name: found[name] for name in self._dataset.format["columns"]}
         return as_block(dict(found) if isinstance(found, Mapping) else found, "the dataset's format or transform")
 
     def facts(self) -> dict[str, Any]:
@@ -228,50 +226,122 @@ class HuggingFaceSource(RandomSource):
         return {"rows": self.rows, "sample": zlib.crc32(repr(sample.to_pylist()).encode())}
 
 
-# -- the rows in the order of an epoch ---------------------------------------------------------------------------------
+# -- parts of another source -----------------------------------------------------------------------------------------
 
 
-def in_order(source: TableSource, order: RowOrder, epoch: int, span: Span, batch_size: int) -> Iterator[Block]:
-    """Yield the rows at these positions of an epoch's order."""
-    if span[0] == span[1]:
-        return
-    if not order.window:
-        yield from _sequence(source, order, epoch, span, batch_size)
-        return
-    start, stop = span
-    size, rows = order.window, source.rows
-    first, end = start // size * size, min(rows, -(-stop // size) * size)
-    for window in in_pieces(_sequence(source, order, epoch, (first, end), batch_size), size):
-        yield shuffled(window, order, epoch, first, span)
-        first += size
+class IndexedSource(RandomSource):
+    """Rows of a source that can find any row directly.
+
+    places: turns the number of a row into its number in the other source. fact: the name of this choice.
+    """
+
+    def __init__(self, inner: TableSource, rows: int, places: Callable[[Indices], Indices], fact: str) -> None:
+        super().__init__(rows)
+        self._inner = inner
+        self._places = places
+        self._fact = fact
+        self.at_once = inner.at_once
+
+    def take(self, rows: Indices) -> Block:
+        return self._inner.take(self._places(rows))
+
+    def facts(self) -> dict[str, Any]:
+        return {**self._inner.facts(), self._fact: self.rows}
+
+    def schema(self) -> Schema:
+        return self._inner.schema()
 
 
-def shuffled(window: Block, order: RowOrder, epoch: int, first: int, span: Span) -> Block:
-    """Return the rows at the positions in ``span`` of a window that begins at ``first``, after shuffling it."""
-    rows = row_count(window)
-    inside = np.arange(max(0, span[0] - first), min(rows, span[1] - first))
-    return rows_at(window, order.permutation(rows, epoch, "window", first)(inside))
+@dataclass(eq=False)
+class SlicedSource(TableSource):
+    """Consecutive rows of another source."""
+
+    inner: TableSource
+    span: Span
+
+    @cached_property
+    def block_rows(self) -> Indices:
+        rows = self.inner.block_rows
+        ends = np.cumsum(rows)
+        sizes: Indices = np.clip(ends, *self.span) - np.clip(ends - rows, *self.span)
+        return sizes
+
+    @property
+    def row_bytes(self) -> float:
+        return self.inner.row_bytes
+
+    def read(self, block: int) -> Iterator[Block]:
+        before = max(0, self.span[0] - int(self.inner.block_rows[:block].sum()))
+        return rows_after(self.inner.read(block), before, int(self.block_rows[block]))
+
+    def schema(self) -> Schema:
+        return self.inner.schema()
+
+    def facts(self) -> dict[str, Any]:
+        return {**self.inner.facts(), "slice": [*self.span]}
 
 
-def _sequence(source: TableSource, order: RowOrder, epoch: int, span: Span, batch_size: int) -> Iterator[Block]:
-    """Yield the rows at these positions of the order that has no windows."""
-    start, stop = span
-    if source.is_random:
-        permutation = order.permutation(source.rows, epoch, "rows") if order.shuffled else None
-        step = max(1, source.at_once // batch_size) * batch_size
-        for first in range(start, stop, step):
-            places = np.arange(first, min(stop, first + step))
-            block = source.take(permutation(places) if permutation else places)
-            if row_count(block) != len(places):
-                raise DataError(f"it gave {row_count(block)} rows when it was asked for {len(places)}")
-            yield block
-        return
-    sizes = source.block_rows
-    blocks = np.arange(len(sizes))
-    if order.shuffled:
-        blocks = order.permutation(len(sizes), epoch, "blocks")(blocks)
-    ends = np.cumsum(sizes[blocks])
-    first = int(np.searchsorted(ends, start, side="right"))
-    last = int(np.searchsorted(ends, stop, side="left")) + 1
-    skip = start - int(ends[first] - sizes[blocks[first]])
-    yield from source.read(blocks[first:last].tolist(), skip, stop - start)
+@dataclass(eq=False)
+class RemadeSource(TableSource):
+    """The rows that a function makes from those of another source. A pass over all rows counts them."""
+
+    inner: TableSource
+    function: Callable[[Block], Block]
+
+    @cached_property
+    def block_rows(self) -> Indices:
+        counts = [sum(map(row_count, self.read(block))) for block in range(len(self.inner.block_rows))]
+        return np.array(counts, dtype=np.int64)
+
+    @property
+    def row_bytes(self) -> float:
+        return self.inner.row_bytes
+
+    def read(self, block: int) -> Iterator[Block]:
+        return map(self.function, filter(row_count, self.inner.read(block)))
+
+    def facts(self) -> dict[str, Any]:
+        return {**self.inner.facts(), "remade": self.rows}
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Rows that come one after the other. Every rank reads all of them, in each epoch from the beginning.
+
+    make: returns the iterable of an epoch; a row is a dict, or any object.
+    functions: are applied to each block in turn; they may drop rows.
+    """
+
+    make: Callable[[], Iterable[Any]]
+    functions: tuple[Callable[[Block], Block], ...] = ()
+
+    def read(self, size: int, *, epoch: int = 0, is_divided: bool = False) -> Iterator[Block]:
+        """Yield all rows, at most ``size`` at once. Raises DataError for a part of what is to be divided as a whole."""
+        source = self.make()
+        names = [getattr(part, "__name__", None) for part in getattr(source, "pipeline", ())]  # of WebDataset
+        ranks = getattr(getattr(source, "_distributed", None), "world_size", 1)  # of Hugging Face
+        if is_divided and ("split_by_node" in names or ranks > 1):
+            raise DataError(
+                f"the stream divides itself by rank, so it must not be divided once more: {UNDIVIDED}, or have all "
+                "ranks read the same rows"
+            )
+        if hasattr(source, "set_epoch"):
+            source.set_epoch(epoch)
+        rows = iter(source)
+        while block := list(islice(rows, size)):
+            made: Block = block
+            for function in self.functions:
+                made = function(made) if row_count(made) else made
+            if row_count(made):
+                yield made
+
+    def first(self, rows: int) -> Block:
+        """Return some of the first rows, at most so many, and at least one if there are any."""
+        return rows_between(next(self.read(rows), []), 0, rows)
+
+    def schema(self) -> Schema:
+        """Return the columns of the first row."""
+        return schema_of(self.first(1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +35,11 @@ def converter(
     return make
 
 
-def mover(device: Any) -> Callable[[Iterator[tuple[Any, int, Any]]], Iterator[tuple[Any, int, Any]]]:
+def mover(device: Any) -> Callable[[Iterator[tuple[Any, int]]], Iterator[tuple[Any, int]]]:
     """Return the function that moves batches to a device; ``"auto"``: the worker's own, or the CPU outside of one."""
     if device == "auto":
         device = get_device() if current.session else "cpu"
-    return partial(_moved, device=torch.device(device))
+    return partial(on_device, device=torch.device(device))
 
 
 class _Batches(IterableDataset[Any]):
@@ -54,19 +53,6 @@ class _Batches(IterableDataset[Any]):
 def loader(batches: Iterable[Any]) -> DataLoader[Any]:
     """Return a DataLoader that passes batches on. Each loop over it is another loop over them."""
     return DataLoader(_Batches(batches), batch_size=None)
-
-
-def _moved(items: Iterator[tuple[Any, int, Any]], device: torch.device) -> Iterator[tuple[Any, int, Any]]:
-    """Move the batches. What comes with them stays where it is: it may be the state of a stream, which has tensors."""
-    others: deque[tuple[int, Any]] = deque()
-
-    def batches() -> Iterator[Any]:
-        for batch, rows, note in items:
-            others.append((rows, note))
-            yield batch
-
-    for batch in on_device(batches(), device):
-        yield batch, *others.popleft()
 
 
 def _is_object(block: Block) -> bool:

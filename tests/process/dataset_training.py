@@ -93,7 +93,7 @@ def data_of(source: str, batch_size: int, ahead: int) -> tuple[int, Iterable[dic
         loader = prepare_data_loader(plain)
         return loader.sampler.epoch, loader
     shard = distrain.get_dataset_shard("train")
-    return shard.epoch, shard.iter_torch_batches(batch_size=batch_size, prefetch_batches=ahead, uneven="pad")
+    return shard.epoch, shard.iter_torch_batches(batch_size=batch_size, prefetch_batches=ahead)
 
 
 def report(seen: list[list[int]], rank: int) -> None:

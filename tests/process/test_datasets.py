@@ -48,8 +48,13 @@ def test_a_run_that_is_killed_twice_trains_on_every_row(storage: Path, source: s
     with checkpoint.as_directory() as folder:
         seen = [tuple(row) for file in Path(folder).glob("rank-*.json") for row in json.loads(file.read_text())]
     counts = Counter(seen)
-    assert set(counts) == {(epoch, row) for epoch in range(EPOCHS) for row in range(ROWS)}
-    assert sum(counts.values()) - len(counts) <= 2 * EPOCHS + 2, "only padding comes twice"
+    missing = {(epoch, row) for epoch in range(EPOCHS) for row in range(ROWS)} - set(counts)
+    if source == "loader":
+        assert not missing
+        assert sum(counts.values()) - len(counts) <= 2 * EPOCHS + 2, "only padding comes twice"
+    else:
+        assert len(missing) <= 2 * EPOCHS, "only rows that do not divide evenly are left out"
+        assert max(counts.values()) == 1
 
 
 def shards() -> dict[str, list[list[int]]]:

@@ -16,11 +16,11 @@ import numpy as np
 
 from distrain.as_ray.sentences import check_options, sentence
 from distrain.data import blocks
+from distrain.data.dataset import Constructed
 from distrain.data.dataset import Dataset as PlainDataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
 from distrain.data.sources import MemorySource
-from distrain.data.transforms import Constructed
 from distrain.errors import DataError
 from distrain.system.imports import find_filesystem, require
 

@@ -84,7 +84,7 @@ def read_images(
     endings = _endings(file_extensions or _IMAGES)
 
     def files() -> list[tuple[Any, str]]:
-        filesystem, found = found_files(given, lambda path: path.lower().endswith(endings), "images")
+        filesystem, found, _ = found_files(given, endings, "images")
         return [(filesystem, path) for path in found]
 
     def row(file: tuple[Any, str]) -> dict[str, Any]:

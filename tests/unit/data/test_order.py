@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distrain.data.order import Division, Permutation, Span, length, rows_left, share_of, share_of_each
+from distrain.data.order import Division, Permutation, Span, length, part, rows_left
 
 
 @settings(max_examples=200, deadline=None)
@@ -46,14 +46,12 @@ def test_what_the_ranks_have_taken_and_what_is_left_are_all_rows_once(rows: int,
     seen: list[int] = []
     for _ in range(data.draw(st.integers(1, 4))):
         left = rows_left(rows, divisions)
-        ranks, pad = data.draw(st.integers(1, 5)), data.draw(st.booleans())
-        share = share_of_each(length(left), ranks, pad=pad)
+        ranks = data.draw(st.integers(1, 5))
+        share = length(left) // ranks
         taken = [data.draw(st.integers(0, share)) for _ in range(ranks)]
         for rank in range(ranks):
-            own = rows_of(share_of(left, rank, share))
+            own = rows_of([*part(left, rank * share, (rank + 1) * share)])
             assert len(own) == share
-            first_time = max(0, min(share, length(left) - rank * share))
-            seen += own[: min(taken[rank], first_time)]
-            assert own[taken[rank] :] == rows_of(share_of(left, rank, share, skip=taken[rank]))
+            seen += own[: taken[rank]]
         divisions.append(Division(ranks, share, taken))
     assert sorted(seen + rows_of(rows_left(rows, divisions))) == list(range(rows))

@@ -22,11 +22,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distrain import data
-from distrain.data import streams
 from distrain.data.constructors import as_dataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
-from distrain.data.positions import decode_state
 from distrain.data.sources import MemorySource
 from distrain.errors import DataError
 from distrain.storage.commit import other_data
@@ -53,23 +51,16 @@ class Stateless(torch.utils.data.IterableDataset[dict[str, int]]):
         return iter([{"id": place} for place in range(ROWS)])
 
 
-class Stateful(torch.utils.data.IterableDataset[dict[str, int]]):
-    """As in many libraries, its state at the end is that of the next epoch's beginning."""
+class Stateful(Stateless):
+    """As in many libraries, a loop over it begins where the one before was left."""
 
     def __init__(self) -> None:
-        self.next = 0
+        self.rows = super().__iter__()
 
     def __iter__(self) -> Iterator[dict[str, int]]:
-        while self.next < ROWS:
-            self.next += 1
-            yield {"id": self.next - 1}
-        self.next = 0
+        return self.rows
 
-    def state_dict(self) -> dict[str, int]:
-        return {"next": self.next}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.next = state["next"]
+    def load_state_dict(self, state: Any) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +119,7 @@ SOURCES: dict[str, tuple[Callable[[Path], Dataset], frozenset[int] | None]] = {
     "huggingface": (lambda folder: as_dataset(_huggingface(streamed=False), "huggingface").random_shuffle(), ALL),
     "huggingface stream": (lambda folder: as_dataset(partial(_huggingface, streamed=True), "hf"), ALL),
     "huggingface windows": (lambda folder: data.from_huggingface(_plain_stream()).random_shuffle(buffer_rows=9), ALL),
-    "stateful stream": (lambda folder: as_dataset(Stateful(), "stream"), ALL),
+    "stateful stream": (lambda folder: as_dataset(Stateful, "stream"), ALL),
     "stateless stream": (lambda folder: as_dataset(Stateless(), "stream").random_shuffle(buffer_rows=9), ALL),
     "filtered generator": (lambda folder: as_dataset(generate, "generator").filter(is_even), EVEN),
 }  # fmt: skip
@@ -140,11 +131,6 @@ def iterators(dataset: Dataset, ranks: int, start: dict[int, Any]) -> list[DataI
         DataIterator(copies[rank], name="x", worker=Worker(rank, ranks), rank=rank, start=start)
         for rank in range(ranks)
     ]
-
-
-@pytest.fixture(autouse=True)
-def _ask_for_every_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_SNAPSHOT_S", 0)
 
 
 CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -168,7 +154,6 @@ def test_an_epoch_of_hugging_face_that_resumes_has_every_row(name: str, folder: 
 def check_epoch(name: str, folder: Path, drawn: st.DataObject) -> None:
     make, expected = SOURCES[name]
     dataset = make(folder)
-    uneven = drawn.draw(st.sampled_from(["drop", "pad"]))
     start: dict[int, Any] = {}
     seen: list[int] = []
     most_ranks = 1
@@ -177,7 +162,7 @@ def check_epoch(name: str, folder: Path, drawn: st.DataObject) -> None:
         ranks, size, prefetch = (drawn.draw(st.integers(*limits)) for limits in ((1, 4), (1, 9), (0, 3)))
         most_ranks = max(ranks, most_ranks)
         parts = iterators(dataset, ranks, start)
-        loops = [iter(part.iter_batches(batch_size=size, prefetch_batches=prefetch, uneven=uneven)) for part in parts]
+        loops = [iter(part.iter_batches(batch_size=size, prefetch_batches=prefetch)) for part in parts]
         for _ in range(drawn.draw(st.integers(1, 12))):
             batches = [next(loop, None) for loop in loops]
             if batches[0] is None:
@@ -192,11 +177,10 @@ def check_epoch(name: str, folder: Path, drawn: st.DataObject) -> None:
         assert positions[0]["epoch"] == ended
         start = {0: positions[0]}
     counts = Counter(seen)
-    if uneven == "drop":
-        assert max(counts.values()) == 1
+    assert max(counts.values()) == 1
     if expected is not None:
         assert set(counts) <= expected
-        assert len(set(counts)) >= len(expected) - (most_ranks - 1 if uneven == "drop" else 0)
+        assert len(set(counts)) >= len(expected) - (most_ranks - 1)
 
 
 def test_an_epoch_of_as_many_ranks_has_the_same_batches_when_it_resumes(folder: Path) -> None:
@@ -410,28 +394,31 @@ def test_a_look_may_have_other_options_than_the_loop() -> None:
         list(resumed.iter_batches())
 
 
-def test_a_stream_with_a_state_of_its_own_begins_again_after_a_look(folder: Path) -> None:
+def test_a_stream_with_a_state_of_its_own_is_made_anew_for_each_epoch() -> None:
     for prefetch in (0, 2):
-        (part,) = iterators(as_dataset(Stateful(), "x"), 1, {})
+        (part,) = iterators(as_dataset(Stateful, "x"), 1, {})
         assert part.schema().names == ["id"]
         assert next(iter(part.iter_batches(batch_size=4, prefetch_batches=prefetch)))["id"].tolist() == [0, 1, 2, 3]
         for _ in range(2):
             batches = part.iter_batches(batch_size=4, prefetch_batches=prefetch)
             assert [row for batch in batches for row in batch["id"]] == list(range(ROWS))
+    with pytest.raises(TypeError, match=r"datasets\['x'\] has a state of its own, .*pass a function that makes it"):
+        as_dataset(Stateful(), "x")
+
+
+def test_a_stream_that_is_shorter_than_before() -> None:
+    start = {0: {"epoch": 0, "rows": 9, "data": {}, "order": {"shuffled": 0, "window": 0, "seed": 0}}}
+    (part,) = iterators(as_dataset(lambda: iter(range(5)), "x"), 1, start)
+    with pytest.raises(DataError, match="the stream has ended after 5 rows; the checkpoint was taken after more"):
+        list(part.iter_batches())
 
 
 @pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu(1))])
-def test_batches_move_to_the_device_and_the_state_of_a_stream_does_not(device: str) -> None:
-    class Random(Stateful):
-        def state_dict(self) -> Any:
-            return {"next": self.next, "random": torch.get_rng_state()}
-
-    (part,) = iterators(as_dataset(Random(), "x"), 1, {})
+def test_batches_move_to_the_device(device: str) -> None:
+    (part,) = iterators(data.range(30), 1, {})
     loop = iter(part.iter_torch_batches(batch_size=8, device=device))
     batches = [next(loop) for _ in range(3)]
     assert {batch["id"].device.type for batch in batches} == {device}
-    state = decode_state(part.position()["mark"][2])
-    assert state["random"].device.type == "cpu"
     if device == "cuda":
         assert [batch["id"].tolist() for batch in batches] == [list(range(n, n + 8)) for n in (0, 8, 16)]
 
