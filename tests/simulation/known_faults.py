@@ -400,4 +400,10 @@ KNOWN = [
         "(self.store.is_committing or self.awaits_uploads())",
         "self.store.is_committing",
     ),
+    Known(
+        "a checkpoint in memory gets the name of one in the bucket",
+        "coordinator/memory_rounds.py",
+        'self.store.new_name(manifest["name"], manifest["index"])',
+        'manifest["name"] or self.store.paths.checkpoint(manifest["index"]).name',
+    ),
 ]
