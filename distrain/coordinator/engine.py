@@ -103,6 +103,7 @@ class Engine:
             racks={host: settings.rack for host, settings in request.hosts.items()},
             validates=request.validator is not None,
             metadata=store.metadata,
+            new_name=store.new_name,
             wall_time=time.time,
             lacks_storage=self.host_files.lacks_storage,
             is_training=lambda: self.is_training,

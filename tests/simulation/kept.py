@@ -96,4 +96,10 @@ KEPT = [
         seed=27685530404237, steps=3, mode="NO_UPLOAD", quiet=frozenset({1, 2, 3, 4, 5}), save_every=2, looks=True,
         builds=True, missing_rank_s=60,
     ),
+    # A checkpoint in memory had the name of another one in the bucket.
+    Scenario(
+        seed=13444361079379, ranks=3, hosts=3, steps=6, step_s=(1.5, 1.5, 0.2), mode="MIXED", quiet=frozenset({0}),
+        missing_rank_s=60, raises=frozenset({(2, 3, 0)}), rolls_back=frozenset({(1, 5)}), bucket=True,
+        faults=(Fault(2.239379987553344, "slow bucket", 13, 2), Fault(3.0200423642946808, "take over", 1, 2)),
+    ),
 ]  # fmt: skip

@@ -400,4 +400,10 @@ KNOWN = [
         "(self.is_committing or self.awaits_uploads())",
         "self.is_committing",
     ),
+    Known(
+        "a checkpoint in memory gets the name of one in the bucket",
+        "coordinator/engine.py",
+        "            new_name=store.new_name,\n",
+        "",
+    ),
 ]

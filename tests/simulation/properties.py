@@ -269,6 +269,13 @@ def a_lost_host_costs_no_copied_checkpoint(play: Play) -> Iterator[str]:
             yield f"attempt {rank.attempt} starts from {start or 'scratch'} instead of {copied}"
 
 
+def names_are_given_once(play: Play) -> Iterator[str]:
+    """No two checkpoints of a run have the same name, in memory or on storage."""
+    for life in play.lives:
+        names = Counter(fact.name for fact in life.facts if isinstance(fact, Committed))
+        yield from (f"{count} checkpoints are called {name}" for name, count in names.items() if count > 1)
+
+
 def every_row_is_used_once(play: Play) -> Iterator[str]:
     """A run that continues takes each row of its data once, but not those that a Rollback leaves out."""
     life = play.lives[-1]
@@ -607,6 +614,7 @@ PROPERTIES = [
     a_second_start_is_refused,
     requests_are_answered,
     nothing_is_left,
+    names_are_given_once,
     no_start_is_too_old,
     a_lost_host_costs_no_copied_checkpoint,
     every_row_is_used_once,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import shutil
 from collections import deque
@@ -79,6 +80,8 @@ class RemoteStore(RunStore):
         """For each open order, in order: the callback for its answer, which is None or why it failed."""
         self._used: set[str] = set()
         """Directory names that no new checkpoint may have, as files of an earlier one may still arrive."""
+        self._next_number = 0
+        """The lowest number for the name of a new checkpoint: no other one has had it, on storage or in memory."""
         self._directories: dict[tuple[int, int], str] = {}
         """Directory names by attempt and ordinal."""
         self._problem: str | None = None
@@ -123,7 +126,8 @@ class RemoteStore(RunStore):
         manifests = self._intact_manifests(files)
         numbers = [manifest.get("index", -1) for _, manifest in manifests] + [number_of(name) for name in self._used]
         intact = [committed(self.location / folder, manifest) for folder, manifest in manifests]
-        return Ledger(intact, max(numbers, default=-1) + 1 + (_SKIPPED if self._run_lock.is_contested else 0))
+        self._next_number = max(numbers, default=-1) + 1 + (_SKIPPED if self._run_lock.is_contested else 0)
+        return Ledger(intact, self._next_number)
 
     def _intact_manifests(self, files: _FilesOf) -> list[tuple[str, dict[str, Any]]]:
         """Return the manifests of undamaged checkpoints by directory, the oldest first. Rename other manifests."""
@@ -229,18 +233,21 @@ class RemoteStore(RunStore):
     def _directory_for(self, attempt: int, ordinal: int, name: str | None) -> str:
         """Return the name of a checkpoint's directory, which no other one has had."""
         if (attempt, ordinal) not in self._directories:
-            wanted = name or self._next_name()
-            free = next(one for one in numbered(wanted) if one not in self._used)
-            if free != wanted:
-                warn(f"{self.location / wanted} exists, so this checkpoint is called {free}")
+            free = self.new_name(name, self.ledger.next_index)
             self._used.add(free)
             self._directories[attempt, ordinal] = free
         return self._directories[attempt, ordinal]
 
-    def _next_name(self) -> str:
-        """Return a number that no checkpoint has had, not even one that was never committed."""
-        number = max([self.ledger.next_index, *(number_of(name) + 1 for name in self._used)])
-        return self.paths.checkpoint(number).name
+    def new_name(self, wanted: str | None, index: int) -> str:
+        if wanted is None:
+            numbers = itertools.count(max(self._next_number, index))
+            number = next(one for one in numbers if self.paths.checkpoint(one).name not in self._used)
+            self._next_number = number + 1
+            return self.paths.checkpoint(number).name
+        free = next(one for one in numbered(wanted) if one not in self._used)
+        if free != wanted:
+            warn(f"{self.location / wanted} exists, so this checkpoint is called {free}")
+        return free
 
     def publish(self, new: Publish) -> None:
         manifest = new.manifest

@@ -314,6 +314,10 @@ class RunStore(ABC):
         """
         then(0)
 
+    def new_name(self, wanted: str | None, index: int) -> str:
+        """Return the name of a checkpoint that is only in memory for now. No other one gets it."""
+        return wanted or self.paths.checkpoint(index).name
+
     @abstractmethod
     def prepare(self, attempt: int, ordinal: int, *, name: str | None, then: Callable[[str], None]) -> None:
         """Call ``then`` with the directory for the files of a checkpoint, which will be called ``name``."""

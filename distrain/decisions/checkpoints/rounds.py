@@ -18,7 +18,6 @@ from distrain.decisions.checkpoints.actions import Adopt, MakeDirectory, Publish
 from distrain.decisions.events import SendMessage, ShowLine
 from distrain.decisions.hearing import hears
 from distrain.storage.commit import MemoryPart, MemoryRound
-from distrain.storage.names import checkpoint_name
 from distrain.system.text import advice_on, is_full_disk
 
 if TYPE_CHECKING:
@@ -177,7 +176,7 @@ class Rounds:
         """
         copies, manifest = copy_hosts(self.site.plan.hosts, self.site.racks), new.manifest
         known = self.ledger.names
-        name = manifest["name"] or checkpoint_name(manifest["index"])
+        name = self.site.new_name(manifest["name"], manifest["index"])
         if name in {*known, *self._kept, self._storing_name}:  # another one by that name may be somewhere
             name = f"{name}-{manifest['index']}"
         manifest["name"] = name

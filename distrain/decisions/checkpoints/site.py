@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from distrain.storage.names import checkpoint_name
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
@@ -24,7 +26,8 @@ class Site:
     checkpoint: where the run starts if it has no checkpoint itself.
     find_plan: returns the plan of the latest attempt. lacks_storage: tells whether a host does not see the storage.
     is_training: tells whether hosts have all that they need for uploads. is_idle: tells whether the storage has
-    nothing to do. wall_time: returns the seconds since 1970.
+    nothing to do. new_name: returns a name that no other checkpoint has, given the wanted one or None, and its number.
+    wall_time: returns the seconds since 1970.
     """
 
     config: CheckpointConfig
@@ -38,6 +41,7 @@ class Site:
     lacks_storage: Callable[[str], bool] = lambda host: False
     is_training: Callable[[], bool] = lambda: True
     is_idle: Callable[[], bool] = lambda: True
+    new_name: Callable[[str | None, int], str] = lambda wanted, index: wanted or checkpoint_name(index)
     wall_time: Callable[[], float] = lambda: 0.0
 
     @property
