@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.system.remote_path import RemotePath
+from distrain.system.text import with_nonfinite, without_nonfinite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 
@@ -236,38 +236,3 @@ def new_manifest(commit: Commit, *, validation: Mapping[str, Any] | None = None,
 def file_entry(size: int, crc32: int, rank: int) -> dict[str, Any]:
     """Return the entry of a file in the manifest of a checkpoint."""
     return {"size": size, "crc32": f"{crc32:08x}", "rank": rank}
-
-
-# -- JSON has no NaN -------------------------------------------------------------------------------------------------
-
-
-def without_nonfinite(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the metrics with None for each non-finite number, and those numbers by JSON pointer (RFC 6901)."""
-    nonfinite: dict[str, str] = {}
-
-    def clean(value: Any, pointer: str) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            nonfinite[pointer] = str(value)
-            return None
-        return _each(clean, value, pointer)
-
-    return clean(dict(metrics), ""), nonfinite
-
-
-def with_nonfinite(metrics: dict[str, Any], nonfinite: Mapping[str, str]) -> dict[str, Any]:
-    """Return the metrics as they were reported, with NaN and infinities."""
-
-    def restore(value: Any, pointer: str) -> Any:
-        return float(str(nonfinite[pointer])) if pointer in nonfinite else _each(restore, value, pointer)
-
-    restored: dict[str, Any] = restore(metrics, "") if nonfinite else metrics
-    return restored
-
-
-def _each(function: Callable[[Any, str], Any], value: Any, pointer: str) -> Any:
-    """Apply the function to each item of a dict or list. Return any other value unchanged."""
-    if isinstance(value, dict):
-        return {k: function(v, f"{pointer}/{k.replace('~', '~0').replace('/', '~1')}") for k, v in value.items()}
-    if isinstance(value, list):
-        return [function(item, f"{pointer}/{index}") for index, item in enumerate(value)]
-    return value

@@ -15,9 +15,8 @@ import warnings
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from distrain.storage.commit import with_nonfinite
 from distrain.storage.ownership import open_to_read
-from distrain.system.text import size
+from distrain.system.text import size, with_nonfinite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 """It matches paths of files that are not the user's own."""
@@ -259,3 +260,38 @@ def rank_list(ranks: Iterable[int]) -> str:
         else:
             runs.append([rank])
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+# -- JSON has no NaN -------------------------------------------------------------------------------------------------
+
+
+def without_nonfinite(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the metrics with None for each non-finite number, and those numbers by JSON pointer (RFC 6901)."""
+    nonfinite: dict[str, str] = {}
+
+    def clean(value: Any, pointer: str) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            nonfinite[pointer] = str(value)
+            return None
+        return _each(clean, value, pointer)
+
+    return clean(dict(metrics), ""), nonfinite
+
+
+def with_nonfinite(metrics: dict[str, Any], nonfinite: Mapping[str, str]) -> dict[str, Any]:
+    """Return the metrics as they were reported, with NaN and infinities."""
+
+    def restore(value: Any, pointer: str) -> Any:
+        return float(str(nonfinite[pointer])) if pointer in nonfinite else _each(restore, value, pointer)
+
+    restored: dict[str, Any] = restore(metrics, "") if nonfinite else metrics
+    return restored
+
+
+def _each(function: Callable[[Any, str], Any], value: Any, pointer: str) -> Any:
+    """Apply the function to each item of a dict or list. Return any other value unchanged."""
+    if isinstance(value, dict):
+        return {k: function(v, f"{pointer}/{k.replace('~', '~0').replace('/', '~1')}") for k, v in value.items()}
+    if isinstance(value, list):
+        return [function(item, f"{pointer}/{index}") for index, item in enumerate(value)]
+    return value

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from distrain.decisions.checkpoints.ledger import Ledger
 from distrain.errors import StorageError
-from distrain.storage.commit import without_nonfinite
 from distrain.storage.files import write_atomically
 from distrain.storage.ownership import check_owners, open_without_links
 from distrain.storage.paths import RunPaths
 from distrain.storage.run_lock import LocalLock
 from distrain.system.background import Background
 from distrain.system.log import say, warn
-from distrain.system.text import advice_on, is_full_disk, without_errno
+from distrain.system.text import advice_on, is_full_disk, without_errno, without_nonfinite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

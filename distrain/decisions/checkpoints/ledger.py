@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.checkpoints.actions import Delete, Record, UpdateManifest
 from distrain.storage import retention
-from distrain.storage.commit import CommittedCheckpoint, without_nonfinite
+from distrain.storage.commit import CommittedCheckpoint
+from distrain.system.text import without_nonfinite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
