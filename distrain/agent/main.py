@@ -104,8 +104,8 @@ class Agent:
         """None as long as no worker may start: there is no job yet, or this agent rests."""
         self._job_fd = -1
         self._forkserver: ForkServerLink | None = None
-        self._helpers: dict[str, OrderLink] = {}
-        """The uploader and the measurer, once they have orders."""
+        self._uploader: OrderLink | None = None
+        """Once it has orders."""
         self._attempt = -1
         self._workers: dict[int, WorkerPipes] = {}
         self._started = False
@@ -255,7 +255,7 @@ class Agent:
                 watched = self._processes() if message.watches else {}
                 self._worked = {rank: idle_seconds_of(pid) for rank, pid in watched.items()}
                 self._loop.call_in("stacks", STACKS_TIMEOUT_S, self._send_stacks)
-            case wire.OpenStorage() | wire.Measure():
+            case wire.OpenStorage():
                 self._order(message)
             case wire.Upload() if message.attempt == self._attempt or message.ordinal < 0:
                 self._order(message)
@@ -287,19 +287,17 @@ class Agent:
             text = "/proc belongs to another PID namespace, so processes that a worker starts can outlive it"
             self._notify(f"{text}; mount /proc in the container (unshare --mount-proc)")
 
-    def _order(self, message: wire.OpenStorage | wire.Upload | wire.Measure) -> None:
-        program = "measurer" if isinstance(message, wire.Measure) else "uploader"
-        if program not in self._helpers:
+    def _order(self, message: wire.OpenStorage | wire.Upload) -> None:
+        if self._uploader is None:
             assert self._prepared is not None
-            self._helpers[program] = OrderLink(
+            self._uploader = OrderLink(
                 self._loop,
                 self._up.queue,
-                program,
+                "uploader",
                 flags=self._prepared.python_flags,
                 environment=self._prepared.environment,
-                python=self._prepared.python if program == "measurer" else "",
             )
-        self._helpers[program].order(message)
+        self._uploader.order(message)
 
     def _keep(self, message: wire.ToMemory) -> None:
         if self._memory is None:
@@ -410,9 +408,9 @@ class Agent:
     def _rest(self, seconds: float) -> None:
         """Keep nothing of the run but the forkserver."""
         self._forget_workers()
-        for helper in self._helpers.values():
-            helper.close()
-        self._helpers.clear()
+        if self._uploader is not None:
+            self._uploader.close()
+            self._uploader = None
         self._kill_descendants()
         scratch.clear(self._scratch_path)
         if self._memory is not None:
@@ -446,7 +444,7 @@ class Agent:
 
     def _start(self, message: wire.Start, network: Mapping[str, str]) -> None:
         self._forget_workers()
-        if all(helper.is_idle for helper in self._helpers.values()):
+        if self._uploader is None or self._uploader.is_idle:
             scratch.clear(self._scratch_path)  # of files that workers of the last attempt have left
         self._attempt = message.attempt
         if self._memory is not None:

@@ -15,7 +15,6 @@ from distrain.api.observer import AttemptBegan, AttemptEnded, RankEnded
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.coordinator.checkpoint_desk import CheckpointDesk
 from distrain.coordinator.debuggers import Debuggers
-from distrain.coordinator.fitness.sniff_tests import SniffTests
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles
 from distrain.coordinator.launch_checks import LaunchChecks
@@ -163,12 +162,9 @@ class Engine:
             debug_rank=request.debug_rank,
             send=self._send_to_debugger,
         )
-        replaces = request.failure_config.on_slow == "replace"
-        sniff_tests = SniffTests(replaces, observers, self.send_to_rank, self.machine.spares_for, self.happened)
-        observers.add(sniff_tests)
         self._handlers: dict[type, list[Handler]] = {}
         """Who hears a kind of message or event, in the order in which they hear it. The run machine is the last."""
-        parts = (self, self.manifest, self.hang_monitor, self.evidence, self.debuggers, self.outputs, sniff_tests)
+        parts = (self, self.manifest, self.hang_monitor, self.evidence, self.debuggers, self.outputs)
         files = (self.host_files, self.launch_checks, self.copies)
         for part in (*parts, *files):
             self.add_part(part)

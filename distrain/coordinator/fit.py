@@ -23,7 +23,6 @@ from distrain.coordinator.connection.choice import advice_on_slots, hosts_of, tr
 from distrain.coordinator.connection.slurm import run_name
 from distrain.coordinator.connection.transport import LocalTransport, Transport
 from distrain.coordinator.connection.worker_settings import INTERPRETER_VARIABLES, settings_for
-from distrain.coordinator.fitness.spare_hosts import note_check, with_bad_hosts_last, without_broken_hosts
 from distrain.coordinator.host_check import lacking
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.ranks.ignored_settings import describe_ignored_settings
@@ -83,11 +82,6 @@ def run_work(
         work = _for_debugging(work, scaling, run.debug_rank, starts_workers=starts_workers)
     if transports is None:
         transports = transports_for(_hosts(scaling), scaling, os.environ, run) if starts_workers else [LocalTransport()]
-    if scaling.checks == "deep" and starts_workers:
-        found, _ = check_hosts(work, scaling, run, sys_path=sys.path if sys_path is None else sys_path)
-        transports = without_broken_hosts(transports, scaling, found)
-    if starts_workers:
-        transports = with_bad_hosts_last(transports, scaling)
     shares = workers_by_host([transport.host for transport in transports], scaling)
     if launcher is None or launcher.rank == 0:
         trackers = trackers_of(run.trackers, os.environ)
@@ -143,7 +137,6 @@ def check_hosts(
     store = open_run(run.storage_path, f".distrain-check-{uuid.uuid4().hex}", run.storage_filesystem)
     try:
         found, facts = Run(store, request, run, work, where, None).check()
-        note_check(facts)
     finally:
         store.close()
         location = store.location

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.engine import Engine
-from distrain.coordinator.fitness.deep_check import DeepCheck, Place
 from distrain.decisions import events
-from distrain.decisions.fitness.verdicts import Fitness, Measurements
 from distrain.decisions.host_checks import Finding, clock_findings, disk_findings, gpu_findings
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, info_of
 from distrain.decisions.placement import make_plan
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 class HostFacts:
     """The facts that a check has found about one host.
 
-    ahead_s: by how much its clock is ahead of this machine's. fitness: what a deep check has measured.
+    ahead_s: by how much its clock is ahead of this machine's.
     """
 
     hello: wire.Hello | None = None
@@ -38,7 +36,6 @@ class HostFacts:
     probed: wire.HostProbed | None = None
     ahead_s: float = 0.0
     gpus: Sequence[GpuHealth] = ()
-    fitness: Fitness = field(default_factory=Fitness)
 
 
 class HostCheck(Engine):
@@ -54,10 +51,6 @@ class HostCheck(Engine):
         self._facts = {name: HostFacts(sees_storage=host.is_local) for name, host in self.request.hosts.items()}
         self._lost: dict[str, str] = {}
         """Hosts that have not come back so far, and why each was lost."""
-        self._deep = None
-        if self.request.scaling.checks == "deep":
-            path, send = self.request.storage_path, self.ranks.send
-            self._deep = DeepCheck(self.loop, path, Measurements(), send, self._report)
         _Looking(self).run()
         if self.machine.stop_reason is not None:
             raise KeyboardInterrupt
@@ -69,8 +62,6 @@ class HostCheck(Engine):
             self._lost.setdefault(self.machine.plan.hosts[0], self.machine.problem)
         for name, why in {**whys, **self._lost}.items():
             self._report(Finding(name, why))
-        for name, fitness in self._deep.found.hosts.items() if self._deep is not None else ():
-            self._facts[name].fitness = fitness
         return list(self._findings), self._facts
 
     # -- instead of what a run does -------------------------------------------------------------------------------
@@ -85,20 +76,7 @@ class HostCheck(Engine):
             return False
         if infos := [info for host in hosts if (info := self._facts[host].info) is not None]:
             self.launch_checks.begin(make_plan(infos, self.request.scaling, num_workers=len(infos)))
-        return not self.launch_checks.is_under_way and self._is_measured()
-
-    def _is_measured(self) -> bool:
-        """Have the hosts measured, if that is asked for. Return True at the end."""
-        if self._deep is None:
-            return True
-        self._deep.begin(
-            {
-                name: Place(facts.hello.network.partition("/")[0] or name, facts.probed.address, facts.probed.interface)
-                for name, facts in self._facts.items()
-                if facts.hello is not None and facts.probed is not None and name not in self._lost
-            }
-        )
-        return self._deep.is_done
+        return not self.launch_checks.is_under_way
 
     def do(self, actions: list[events.Action]) -> None:
         """Start no rank, and show no line about the plan."""
@@ -107,8 +85,6 @@ class HostCheck(Engine):
             match action:
                 case events.SendMessage(_, wire.Start()) | events.WorkersStart():
                     pass
-                case events.SendMessage(host, wire.Prepare() as message) if self._deep is not None:
-                    super().do([events.SendMessage(host, replace(message, preload=[]))])  # it leaves the CPUs idle
                 case events.ShowLine() if is_planned:
                     pass
                 case _:
@@ -133,8 +109,6 @@ class HostCheck(Engine):
         self._lost.setdefault(host, why)
         self.host_files.lost(host)
         self.launch_checks.lost(host)
-        if self._deep is not None:
-            self._deep.lost(host)
 
     def _report(self, finding: Finding) -> None:
         self._findings[finding] = None
@@ -157,10 +131,6 @@ class HostCheck(Engine):
                 return
             case wire.StorageStatus(failed=str(why)):
                 self._report(Finding(host, f"it cannot use the storage: {why}"))
-                return
-            case wire.Measured():
-                if self._deep is not None:
-                    self._deep.handle(host, message)
                 return
             case wire.HostProbed() if facts.probed is None:
                 self._note(host, facts, message)

@@ -232,17 +232,6 @@ class HangDetected:
 
 
 @dataclass(frozen=True, slots=True)
-class HostSlow:
-    """A host is slow, and a checkpoint was just committed: a spare host should take its place.
-
-    why: what is slow, such as ``CPU 0.8 TFLOP/s, 41% of the median of 3 others (2)``.
-    """
-
-    host: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class RolledBack:
     """The answer to :class:`RollBack`.
 
@@ -270,7 +259,6 @@ Event = (
     | CheckpointAvailable
     | Outstanding
     | HangDetected
-    | HostSlow
     | RolledBack
     | Tick
 )

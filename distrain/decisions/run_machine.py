@@ -26,7 +26,6 @@ from distrain.decisions.events import (
     Event,
     HangDetected,
     HostLost,
-    HostSlow,
     MessageReceived,
     Outstanding,
     RankEnds,
@@ -117,8 +116,6 @@ class RunStateMachine:
         self.retries = RetryPolicy(request.failure_config, is_script=request.is_script)
         self.hung: HangDetected | None = None
         """The hang that ended the latest attempt."""
-        self._replaced: dict[int, HostSlow] = {}
-        """By attempt that was ended for it: the slow host whose place another one takes."""
         self._rollbacks: dict[int, RollBack] = {}
         """By attempt that was ended for it."""
         self._skips = dict(request.skips)
@@ -175,7 +172,7 @@ class RunStateMachine:
     @property
     def failures(self) -> list[RankFailure]:
         """The failures of the latest attempt, in order of arrival. One that was ended on purpose has none."""
-        return [] if self.attempt in self._replaced or self.attempt in self._rollbacks else self._ranks.failures()
+        return [] if self.attempt in self._rollbacks else self._ranks.failures()
 
     @property
     def outcomes(self) -> Mapping[int, wire.Outcome]:
@@ -256,8 +253,6 @@ class RunStateMachine:
                 return self._on_hang(event, now)
             case HostLost():
                 return self._on_host_lost(event, now)
-            case HostSlow():
-                return self._on_host_slow(event, now)
             case RolledBack():
                 return self._on_rolled_back(event, now)
             case StopRequested(why):
@@ -517,7 +512,7 @@ class RunStateMachine:
         return wire.Start(attempt=self.attempt, ranks=ranks, rendezvous=address)
 
     def _describe_restart(self) -> list[Action]:
-        if not self.retries.used or self.attempt - 1 in self._replaced or self.attempt - 1 in self._rollbacks:
+        if not self.retries.used or self.attempt - 1 in self._rollbacks:
             return []
         return [ShowLine(f"{self.retries}, from {self._name_start()}")]
 
@@ -739,21 +734,6 @@ class RunStateMachine:
         """Return whether work of a rank that had finished may be lost: a checkpoint, or what exit handlers do."""
         return lost.owes or (self.request.is_script and rank.exited is None)
 
-    def spares_for(self, host: str) -> Sequence[str]:
-        """Return the hosts that would take the place of this one, none if they have too few slots."""
-        if self.plan is None or self.request.plan is not None:
-            return ()
-        return self._host_pool.spares_for(host, self.plan.hosts, self.plan.world_size)
-
-    def _on_host_slow(self, slow: HostSlow, now: float) -> list[Action]:
-        """Stop the attempt, so that a spare host takes the place of a slow one, unless a rank has finished already."""
-        spares = self.spares_for(slow.host)
-        if self.state is not RunState.RUNNING or self.outcomes or not spares:
-            return []
-        self._replaced[self.attempt] = slow
-        text = f"{slow.host} is slow ({slow.why}); replaced by {name_hosts(spares)} at {self._name_checkpoint()}"
-        return [ShowLine(text), *self._stop(0.0, now, last_grace_s=self.request.peer_failure_grace_s)]
-
     def _on_problem(self, problem: str, now: float) -> list[Action]:
         """End the run: a host or the storage cannot continue."""
         self.problem = self.problem or problem
@@ -942,10 +922,6 @@ class RunStateMachine:
             self._end(RunState.FINISHED)  # even if a stop was requested at the last moment
         elif self.stop_reason is not None:
             self._end(RunState.STOPPED)
-        elif (slow := self._replaced.get(self.attempt)) and not self.problem:
-            self._host_pool.mark_lost(slow.host, f"it was slow: {slow.why}", now)
-            self._prepared.pop(slow.host, None)
-            return [*ended, *self._begin_next_attempt(now)]
         elif (rollback := self._rollbacks.get(self.attempt)) and not self.problem:
             return [*ended, rollback]
         elif self._may_restart():
@@ -963,12 +939,9 @@ class RunStateMachine:
             return f"stopped by {self.stop_reason}"
         if self.hung is not None and not self.failures:
             return self._describe_failure()
-        slow = self._replaced.get(self.attempt)
         if rollback := self._rollbacks.get(self.attempt):
             return self.problem or str(rollback)
-        if self.problem or not slow:
-            return self.problem or finished_early(self.failures, self.outcomes)
-        return f"{slow.host} was slow: {slow.why}"
+        return self.problem or finished_early(self.failures, self.outcomes)
 
     def _lost_host_error(self) -> str | None:
         """Return the text of the error for a run that lost a host and may not restart."""

@@ -28,8 +28,7 @@ _LEAST_FREE_OF_GPU = 0.02
 class Trouble:
     """A thing that is wrong for a rank.
 
-    kind: ``memory`` or ``GPU``; ``host`` if a test has shown that the host is slow. problem: which of the possible
-    problems of that kind. text: the fact in words.
+    kind: ``memory`` or ``GPU``. problem: which of the possible problems of that kind. text: the fact in words.
     """
 
     rank: int

@@ -87,7 +87,6 @@ BROUGHT = ".brought"
 _PROGRAMS = {
     "agent": "distrain.agent.main",
     "forkserver": "distrain.agent.forkserver",
-    "measurer": "distrain.torch.measurer",
     "mover": "distrain.transfer.mover",
     "stream-server": "distrain.transfer.stream_server",
     "uploader": "distrain.transfer.uploader",

@@ -38,7 +38,6 @@ class OrderLink:
     answer: gets every message of the process.
     program, arguments: its name and arguments for :func:`~distrain.system.process.bootstrap_argv`. The pid of this
         process comes before the arguments.
-    python: its interpreter; empty for that of this process.
     """
 
     def __init__(
@@ -49,14 +48,11 @@ class OrderLink:
         *arguments: str,
         flags: Sequence[str],
         environment: Mapping[str, str] | None = None,
-        python: str = "",
     ) -> None:
         self._loop = loop
         self._answer = answer
         self._program = program
-        self._argv = process.bootstrap_argv(
-            program, str(os.getpid()), *arguments, python=[python] if python else [], flags=flags
-        )
+        self._argv = process.bootstrap_argv(program, str(os.getpid()), *arguments, flags=flags)
         self._environment = environment
         self._opening: wire.OpenStorage | None = None
         self._child: ChildLink | None = None

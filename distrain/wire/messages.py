@@ -429,45 +429,6 @@ class HostProbed(Message):
     failed_peers: dict[str, str] = field(default_factory=dict)
 
 
-@message
-class Measure(Message):
-    """Measure something in a process of its own that has the workers' interpreter.
-
-    what: ``start`` (import torch, say what the host has, and wait for partners at ``address``), ``host`` (the host, and
-    its disk in ``folder``), or ``pair``: the connection to another host, as ``rank`` 0 or 1 of the two, which meet at
-    ``address`` and ``port``, by the network ``interface``. number: names the pair. on_gpu: by NCCL, between the first
-    GPUs.
-
-    Coordinator -> agent -> measurer; answered by :class:`Measured`.
-    """
-
-    number: int
-    what: str
-    folder: str = ""
-    rank: int = 0
-    address: str = ""
-    port: int = 0
-    interface: str = ""
-    on_gpu: bool = False
-
-
-@message
-class Measured(Message):
-    """The results of a measurement by name, see :data:`~distrain.decisions.fitness.rates.RULES`; or why it has failed.
-
-    model: what must be equal for a comparison with other hosts. port: where the host waits for partners. busy: the
-    share of the CPU time that other programs have used.
-
-    Measurer -> agent -> coordinator.
-    """
-
-    results: dict[str, float] = field(default_factory=dict)
-    model: str = ""
-    port: int = 0
-    busy: float = 0.0
-    failed: str | None = None
-
-
 # -- storage ---------------------------------------------------------------------------------------------------------
 
 
@@ -963,25 +924,6 @@ class TakeProfile(ToWorker):
 
 
 @message
-class SniffTest(ToWorker):
-    """Measure how fast the CPUs, the memory and the GPU of this rank are, in the next report().
-
-    Coordinator -> worker; answered by :class:`Sniffed`.
-    """
-
-
-@message
-class Sniffed(FromWorker):
-    """The measurements of a rank. See :func:`distrain.worker.sniff_test.sniff`.
-
-    Worker -> coordinator.
-    """
-
-    results: dict[str, float]
-    model: str = ""
-
-
-@message
 class Outcome(FromWorker):
     """The result of train_func, or the exception that ended it.
 
@@ -1312,8 +1254,6 @@ def failed_answer(order: Message, why: Exception | str, kept: str = "what could 
             return StorageStatus(failed=text)
         case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords() | Deliver() | BringBack():
             return OrderDone(failed=text)
-        case Measure():
-            return Measured(failed=text)
         case RunValidation():
             return ValidationResult(failed=text)
     raise AssertionError(f"not an order: {order!r:.200}")
