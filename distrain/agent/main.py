@@ -297,7 +297,7 @@ class Agent:
                 flags=self._prepared.python_flags,
                 environment=self._prepared.environment,
             )
-        self._uploader.order(message)
+        self._uploader.order(message, self._up.queue)
 
     def _keep(self, message: wire.ToMemory) -> None:
         if self._memory is None:
@@ -600,7 +600,8 @@ class Agent:
         living = self._living()
         for worker in living:
             if worker.stacks:
-                self._up.queue(wire.StackDump(attempt=self._attempt, rank=worker.rank, body=worker.stacks))
+                dump = wire.Dump(attempt=self._attempt, rank=worker.rank, what="stacks", body=worker.stacks)
+                self._up.queue(dump)
         silent = [worker.rank for worker in living if not worker.stacks]
         watched = {worker.rank: worker.pid for worker in living if worker.rank in self._worked}
         idle = [rank for rank, pid in watched.items() if idle_seconds_of(pid) - self._worked[rank] < _IDLE_S]

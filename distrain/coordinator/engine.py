@@ -223,8 +223,8 @@ class Engine:
         self.observers.tell(RankEnded(rank, "ended" if ok else "stopped" if is_stopping else "failed"))
         self.happened(events.RankEnds(rank, self.reports.report_counts.get(rank, 0), reason))
 
-    @hears(wire.StorageStatus)
-    def _on_storage_status(self, host: str, message: wire.StorageStatus) -> None:
+    @hears(wire.OrderDone)
+    def _on_storage_opened(self, host: str, message: wire.OrderDone) -> None:
         if message.failed is not None:
             self._storage_failed(f"{host} cannot use the storage: {message.failed}")
 
@@ -370,22 +370,22 @@ class Engine:
     def _ask_for_stacks(self, watches: bool) -> list[str]:
         if not self.is_training:
             return []
-        self._ask_ranks(wire.TellStandstill, self.observers.status.at_work())
+        self._ask_ranks("standstill", self.observers.status.at_work())
         hosts = self.machine.living_hosts
         for name in hosts:
             self.ranks.send(name, wire.TakeStacks(attempt=self.attempt, watches=watches))
         return hosts
 
-    def _ask_ranks(self, question: type[wire.ToWorker], ranks: Collection[int]) -> None:
+    def _ask_ranks(self, what: str, ranks: Collection[int]) -> None:
         for rank in ranks:
-            self.send_to_rank(question(attempt=self.attempt, rank=rank))
+            self.send_to_rank(wire.Ask(attempt=self.attempt, rank=rank, what=what))
 
     def take_profile(self, reply: Callable[[str], None], argument: str) -> None:
         """Have a rank profiled, and reply with the path of the file that appears when its profile is there."""
         rank, seconds = rank_in(argument, self.observers.status)
         file = self.evidence.path("profile", rank)
         self.store.delete_file(file)  # that of an earlier profile
-        self.send_to_rank(wire.TakeProfile(attempt=self.attempt, rank=rank, seconds=float(seconds)))
+        self.send_to_rank(wire.Ask(attempt=self.attempt, rank=rank, what="profile", seconds=float(seconds)))
         reply(str(file))
 
 

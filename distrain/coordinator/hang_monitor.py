@@ -46,7 +46,7 @@ class HangMonitor:
     """Observe the progress of each attempt, and take stacks of its ranks.
 
     ask_for_stacks: makes every host take stacks, and returns the names of the hosts; if its argument is true, the hosts
-    also watch which ranks make progress. ask_ranks: sends ranks a question.
+    also watch which ranks make progress. ask_ranks: asks ranks something, see :class:`~distrain.wire.Ask`.
     is_training: tells whether ranks are at work.
     on_hang: called when there was no progress for ``FailureConfig.hang_timeout_s``, or when there can be none.
     tell: tells observers a fact.
@@ -56,7 +56,7 @@ class HangMonitor:
     evidence: Evidence
     config: FailureConfig
     ask_for_stacks: Callable[[bool], list[str]]
-    ask_ranks: Callable[[type[wire.ToWorker], Collection[int]], None]
+    ask_ranks: Callable[[str, Collection[int]], None]
     is_training: Callable[[], bool]
     on_hang: Callable[[HangDetected], None]
     tell: Callable[[Fact], None]
@@ -183,8 +183,10 @@ class HangMonitor:
 
     @hears(wire.Dump)
     def add_record(self, _: str, dump: wire.Dump) -> None:
-        """Take the flight recorder of a rank that stands still, or has failed."""
-        if dump.what in ("flight_recorder", "last_collectives"):
+        """Take the stacks of a rank, or the flight recorder of one that stands still, or has failed."""
+        if dump.what == "stacks":
+            self._add_stacks(dump)
+        elif dump.what in ("flight_recorder", "last_collectives"):
             self._records[dump.rank] = json.loads(dump.body)
 
     def collectives(self) -> Comparison:
@@ -198,11 +200,11 @@ class HangMonitor:
         if hang is not None and self._hang is None:
             self._hang = hang
             self._take_stacks(lambda lines: None)
-            self.ask_ranks(wire.DumpRecorder, self.standstills.ranks)
+            self.ask_ranks("flight_recorder", self.standstills.ranks)
             self.loop.call_in("records", _RECORDS_S, self._show_hang)
         elif not self._looks and (unheard := self.standstills.unheard(now)):
             self._looks = True
-            self.ask_ranks(wire.TellStandstill, unheard)
+            self.ask_ranks("standstill", unheard)
             self.loop.call_in("answers", _ANSWER_S, self._look_at_unheard)
 
     def _look_at_unheard(self) -> None:
@@ -244,7 +246,7 @@ class HangMonitor:
     def _prove(self, hang: Hang) -> None:
         """Look again at ranks that wait for one that has finished."""
         if self._hang is hang:
-            self.ask_ranks(wire.DumpRecorder, self.standstills.ranks)
+            self.ask_ranks("flight_recorder", self.standstills.ranks)
             self.loop.call_in("records", _RECORDS_S, partial(self._take_stacks, partial(self._end_deadlock, hang)))
 
     def _end_deadlock(self, hang: Hang, lines: _Lines) -> None:
@@ -325,8 +327,7 @@ class HangMonitor:
         self._awaited_hosts = set(self.ask_for_stacks(watches))
         self.loop.call_in("stacks", STACKS_TIMEOUT_S if self._awaited_hosts else 0.0, self._complete)
 
-    @hears(wire.StackDump)
-    def add_stacks(self, _: str, dump: wire.StackDump) -> None:
+    def _add_stacks(self, dump: wire.Dump) -> None:
         """Take the stacks of a rank, whether asked for or taken before it was killed."""
         self._stacks[dump.rank] = dump.body.decode(errors="replace")
         self._silent.discard(dump.rank)

@@ -129,7 +129,7 @@ class HostCheck(Engine):
             case wire.RendezvousPorts():
                 self.happened(events.MessageReceived(host, message))
                 return
-            case wire.StorageStatus(failed=str(why)):
+            case wire.OrderDone(failed=str(why)):
                 self._report(Finding(host, f"it cannot use the storage: {why}"))
                 return
             case wire.HostProbed() if facts.probed is None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 27
+WIRE_VERSION = 28
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -341,22 +341,11 @@ class TakeStacks(Message):
 
     watches: also find out which of them make no progress for a second.
 
-    Coordinator -> agent; answered by :class:`StackDump` for each rank, then by :class:`StacksDone`.
+    Coordinator -> agent; answered by :class:`Dump` for each rank, then by :class:`StacksDone`.
     """
 
     attempt: int
     watches: bool = False
-
-
-@message
-class StackDump(OfAttempt):
-    """The stacks of all threads of a worker, as faulthandler wrote them.
-
-    Agent -> coordinator.
-    """
-
-    rank: int
-    body: bytes
 
 
 @message
@@ -441,7 +430,8 @@ class OpenStorage(Message):
     only stores the files of checkpoints. again: files could be written when the run began, so that an error now may
     be temporary.
 
-    Coordinator -> uploader; answered by :class:`StorageStatus`.
+    Coordinator -> uploader; answered by :class:`OrderDone`, again by an uploader that takes the place of one that has
+    died.
     """
 
     url: str
@@ -449,16 +439,6 @@ class OpenStorage(Message):
     spool: str = ""
     lock: str = ""
     again: bool = False
-
-
-@message
-class StorageStatus(Message):
-    """The run directory can be written, or (``failed``) why it cannot.
-
-    Uploader -> coordinator, also from an uploader that takes the place of one that has died.
-    """
-
-    failed: str | None = None
 
 
 @message
@@ -530,13 +510,14 @@ class MirrorRecords(Message):
 class OrderDone(Message):
     """The oldest unanswered order is carried out, or (``failed``) why it could not be.
 
-    text: what the user should know.
+    text: what the user should know. body: the metrics of :class:`RunValidation` as JSON.
 
-    Uploader or mover -> coordinator.
+    Uploader, mover or validator -> its parent; an agent passes on the answer to :class:`OpenStorage`.
     """
 
     failed: str | None = None
     text: str = ""
+    body: bytes = b""
 
 
 # -- checkpoints in memory -------------------------------------------------------------------------------------------
@@ -758,7 +739,7 @@ class RunValidation(Message):
     checkpoint: its path or URL. overrides: replace its usual keyword arguments, encoded as in :class:`Reported`. body:
     the pickled work that holds the function.
 
-    Coordinator -> validator; answered by :class:`ValidationResult`.
+    Coordinator -> validator; answered by :class:`OrderDone`.
     """
 
     checkpoint: str
@@ -767,17 +748,6 @@ class RunValidation(Message):
     directory: str
     sys_path: list[str]
     body: bytes
-
-
-@message
-class ValidationResult(Message):
-    """The metrics as JSON, or (``failed``) why there are none.
-
-    Validator -> coordinator.
-    """
-
-    body: bytes = b""
-    failed: str | None = None
 
 
 # -- the life of a worker --------------------------------------------------------------------------------------------
@@ -884,19 +854,18 @@ class Standstill(FromWorker):
 
 
 @message
-class TellStandstill(ToWorker):
-    """Say whether the main thread stands still. Stacks may be taken next, which makes it write.
+class Ask(ToWorker):
+    """Ask a rank for what its thread for vitals knows, while it trains.
 
-    Coordinator -> worker; answered by :class:`Standstill`, unless native code holds the GIL.
+    what: ``standstill``, which is answered by :class:`Standstill` unless native code holds the GIL: stacks may be taken
+    next, which makes the main thread write. ``flight_recorder``, that of torch: by :class:`Dump`, if there is anything.
+    ``profile``, of so many ``seconds``: by some :class:`Dump`, the last one a ``profile``.
+
+    Coordinator -> worker.
     """
 
-
-@message
-class DumpRecorder(ToWorker):
-    """Send what torch's flight recorder has.
-
-    Coordinator -> worker; answered by :class:`Dump`, if there is anything.
-    """
+    what: str
+    seconds: float = 0.0
 
 
 @message
@@ -904,23 +873,13 @@ class Dump(FromWorker):
     """Evidence of what a rank was doing, for the attempt's evidence folder.
 
     what: see :data:`~distrain.storage.names.EVIDENCE_SUFFIXES`; or ``last_collectives`` of a rank that has finished,
-    which are not kept as a file.
+    which are not kept as a file. ``stacks`` are those of all threads, as faulthandler wrote them.
 
-    Worker -> coordinator.
+    Worker -> coordinator; stacks: agent -> coordinator.
     """
 
     what: str
     body: bytes
-
-
-@message
-class TakeProfile(ToWorker):
-    """Profile the rank for so many seconds, while it trains.
-
-    Coordinator -> worker; answered by some :class:`Dump`, the last one a ``profile``.
-    """
-
-    seconds: float
 
 
 @message
@@ -1246,14 +1205,7 @@ def failed_answer(order: Message, why: Exception | str, kept: str = "what could 
     """
     is_bug = isinstance(why, Exception) and not isinstance(why, (OSError, DistrainError))
     text = f"{type(order).__name__}: {type(why).__name__}: {why}" if is_bug else str(why)
-    match order:
-        case Upload(attempt=attempt, rank=rank, ordinal=ordinal, source=source):
-            failed = f"{text}; {kept.format(source)}" if source else text
-            return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, failed=failed)
-        case OpenStorage():
-            return StorageStatus(failed=text)
-        case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords() | Deliver() | BringBack():
-            return OrderDone(failed=text)
-        case RunValidation():
-            return ValidationResult(failed=text)
-    raise AssertionError(f"not an order: {order!r:.200}")
+    if not isinstance(order, Upload):
+        return OrderDone(failed=text)
+    failed = f"{text}; {kept.format(order.source)}" if order.source else text
+    return FilesCopied(attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, failed=failed)

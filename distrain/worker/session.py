@@ -728,11 +728,11 @@ class Session:
                 self._vote_at = call
             case wire.DebuggerInput():
                 self.on_debugger_input(message)
-            case wire.TellStandstill():
+            case wire.Ask(what="standstill"):
                 self.on_question()
-            case wire.DumpRecorder():
+            case wire.Ask(what="flight_recorder"):
                 self.on_dump()
-            case wire.TakeProfile(seconds=seconds):
+            case wire.Ask(seconds=seconds):
                 self.on_profile(seconds)
             case wire.Release():
                 self.released = True

@@ -214,7 +214,7 @@ class AdoptedRanks:
     def _on_rank(self, rank: int, message: wire.Message) -> None:
         self._say(self._hosts[rank], message)
         match message:
-            case wire.StackDump():
+            case wire.Dump(what="stacks"):
                 self._note_stacks(rank)
             case wire.Outcome():
                 self._end_work(rank)

@@ -202,7 +202,7 @@ class RankChannel(SocketChannel):
         match frame.kind:
             case wire.TakeStacks.__name__:
                 attempt = frame.header["attempt"]
-                super().send(wire.StackDump(attempt=attempt, rank=self._rank, body=_own_stacks()))
+                super().send(wire.Dump(attempt=attempt, rank=self._rank, what="stacks", body=_own_stacks()))
             case wire.Stop.__name__:
                 self._on_stop(frame.header["signal"])
             case _:
