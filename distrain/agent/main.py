@@ -375,8 +375,7 @@ class Agent:
 
     def _kill_descendants(self) -> None:
         """Kill what the workers have left. The forkserver and the uploader stay for the next attempt."""
-        programs = (self._forkserver, *self._helpers.values())
-        pids = [program.pid for program in programs if program is not None]
+        pids = [program.pid for program in (self._forkserver, self._uploader) if program is not None]
         trackers = process.kill_descendants([pid for pid in pids if pid is not None]).trackers
         if trackers:  # of workers whose forkserver has died
             self._loop.call_in("trackers", process.TRACKERS_S, partial(process.kill_trackers, trackers))

@@ -88,16 +88,12 @@ class Coordinator:
             engine.store.start(engine.loop, engine.files, request.run_id, request.python_flags)
             engine.do(engine.machine.start(time.monotonic()))
             engine.desk.handle(RunBegins())
-            while not self.is_finished():
+            while not engine.machine.state.is_terminal:
                 self._step()
                 self._note_outstanding()
                 self._flush()
         finally:
             self._close()
-
-    def is_finished(self) -> bool:
-        """Return whether the run has ended, but for what has to be written."""
-        return self.engine.machine.state.is_terminal
 
     def _step(self) -> None:
         """Wait until something happens, and handle it."""

@@ -23,7 +23,7 @@ from distrain.coordinator.connection.choice import advice_on_slots, hosts_of, tr
 from distrain.coordinator.connection.slurm import run_name
 from distrain.coordinator.connection.transport import LocalTransport, Transport
 from distrain.coordinator.connection.worker_settings import INTERPRETER_VARIABLES, settings_for
-from distrain.coordinator.host_check import lacking
+from distrain.coordinator.host_check import HostCheck, lacking
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.ranks.ignored_settings import describe_ignored_settings
 from distrain.coordinator.ranks.joined import RankGroup, join
@@ -120,7 +120,7 @@ def check_hosts(
     *,
     sys_path: Sequence[str],
 ) -> tuple[list[Finding], dict[str, HostFacts]]:
-    """Begin a run on all hosts, also on spare ones, and end it before its ranks start.
+    """Look at all hosts, also at spare ones, as at the start of a run.
 
     Return the problems, and what each host has.
 
@@ -135,11 +135,14 @@ def check_hosts(
     transports = transports_for([replace(host, slots=1) for host in hosts], scaling, os.environ, run)
     request, where = _request(work, one_each, run, transports, _clean_path(sys_path), job=Job(blob=b""))
     store = open_run(run.storage_path, f".distrain-check-{uuid.uuid4().hex}", run.storage_filesystem)
+    location = store.location
     try:
-        found, facts = Run(store, request, run, work, where, None).check()
+        store.write_manifest({"run_id": request.run_id, "status": "running"})  # by which hosts know the storage
+        request = replace(request, storage_path=str(location.parent), checks_hosts=True)
+        shipping = where.shipping.for_run(store, request.run_id)
+        found, facts = HostCheck(request, transports, shipping, store.open_order()).look()
     finally:
         store.close()
-        location = store.location
         location.remove() if isinstance(location, RemotePath) else shutil.rmtree(location)
     return [*found, *lacking(facts, scaling, shares)], facts
 

@@ -260,6 +260,24 @@ def visible_devices(rank: RankPlan) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(rank.uuids)} if rank.uuids else {}
 
 
+def prepare_message(request: RunRequest, host: str, workers: int) -> wire.Prepare:
+    """Return the job, and how workers start: forked if user and framework allow it, else as new programs."""
+    settings = request.hosts[host]
+    return wire.Prepare(
+        start_method=request.scaling.start_method if request.backend.may_fork else "spawn",
+        preload=list(request.job.preload),
+        environment=dict(settings.environment),
+        python_flags=request.python_flags,
+        directory=settings.directory,
+        lease_s=settings.lease_s,
+        is_local=settings.is_local,
+        workers=workers,
+        body=request.job.blob,
+        numa_binding=request.scaling.numa_binding or "",
+        gpus_per_worker=request.scaling.gpus_per_worker,
+    )
+
+
 RANK_DEFAULTS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # as torchrun
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of NVML, which counted the GPUs; CUDA's default is fastest first

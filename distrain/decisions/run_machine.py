@@ -40,7 +40,15 @@ from distrain.decisions.events import (
     WorkersStart,
 )
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
-from distrain.decisions.placement import Rendezvous, endpoints_of, fields_of, make_plan, rendezvous_address, worker_spec
+from distrain.decisions.placement import (
+    Rendezvous,
+    endpoints_of,
+    fields_of,
+    make_plan,
+    prepare_message,
+    rendezvous_address,
+    worker_spec,
+)
 from distrain.decisions.ranks import Rank, Ranks
 from distrain.decisions.retries import RetryPolicy, start_without_checkpoint
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState
@@ -414,27 +422,10 @@ class RunStateMachine:
         orders: list[Action] = []
         latest: wire.Prepare | None = None
         for host in new:
-            message = self._prepare_message(host, workers[host])
+            message = prepare_message(self.request, host, workers[host])
             latest = latest if message == latest else message  # equal ones are encoded once
             orders.append(SendMessage(host, latest))
         return orders
-
-    def _prepare_message(self, host: str, workers: int) -> wire.Prepare:
-        """Return the job, and how workers start: forked if user and framework allow it, else as new programs."""
-        request, settings = self.request, self.request.hosts[host]
-        return wire.Prepare(
-            start_method=request.scaling.start_method if request.backend.may_fork else "spawn",
-            preload=list(request.job.preload),
-            environment=dict(settings.environment),
-            python_flags=request.python_flags,
-            directory=settings.directory,
-            lease_s=settings.lease_s,
-            is_local=settings.is_local,
-            workers=workers,
-            body=request.job.blob,
-            numa_binding=request.scaling.numa_binding or "",
-            gpus_per_worker=request.scaling.gpus_per_worker,
-        )
 
     # -- an attempt begins: ports are reserved, hosts get their files, workers start --------------------------------
 
