@@ -463,9 +463,9 @@ class Agent:
         self._watch.begin(message.attempt, message.ranks[0]["vitals_s"], self._processes, gpus)
 
     def _gpus_of(self, devices: Sequence[int]) -> list[Gpu]:
-        """Return the GPUs of a rank, none on a host with MIG instances. ``devices``: their numbers for CUDA."""
+        """Return the GPUs of a rank, but no MIG instance. ``devices``: their numbers for CUDA."""
         gpus = self._queries.gpus
-        return [] if any(gpu.is_mig for gpu in gpus) else [gpus[number] for number in devices if number < len(gpus)]
+        return [gpus[number] for number in devices if number < len(gpus) and not gpus[number].is_mig]
 
     def _processes(self) -> dict[int, int]:
         return {worker.rank: worker.pid for worker in self._living() if worker.pid}

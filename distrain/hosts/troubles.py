@@ -72,13 +72,13 @@ def _memory_troubles(ranks: Mapping[int, int], before: list[Trouble]) -> list[Tr
 
 
 def _gpu_troubles(gpus: Mapping[int, Sequence[Gpu]]) -> list[Trouble]:
-    boards = {gpu.board for own in gpus.values() for gpu in own}
-    health = {found.board: found for found in gpu_health(boards, with_processes=False)}
+    uuids = {gpu.uuid for own in gpus.values() for gpu in own}
+    health = {found.uuid: found for found in gpu_health(uuids, with_processes=False)}
     return [
-        Trouble(rank=rank, kind="GPU", problem=f"{problem} {gpu.board}", text=text)
+        Trouble(rank=rank, kind="GPU", problem=f"{problem} {gpu.uuid}", text=text)
         for rank, own in gpus.items()
         for gpu in own
-        for problem, text in _problems(gpu, health.get(gpu.board))
+        for problem, text in _problems(gpu, health.get(gpu.uuid))
     ]
 
 
