@@ -238,7 +238,7 @@ class Agent:
                 self._setup.begin(message)
             case wire.DeleteCheckpoints(directories=folders):
                 self._setup.delete_checkpoints(folders)
-            case wire.ToMemory():
+            case wire.ToMemory() | wire.Upload(directory=""):
                 self._keep(message)
             case wire.Prepare():
                 self._prepare(self._setup.prepare(message))
@@ -299,7 +299,7 @@ class Agent:
             )
         self._uploader.order(message, self._up.queue)
 
-    def _keep(self, message: wire.ToMemory) -> None:
+    def _keep(self, message: wire.ToMemory | wire.Upload) -> None:
         if self._memory is None:
             from distrain.agent.memory_keeper import MemoryKeeper
 

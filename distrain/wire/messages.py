@@ -446,8 +446,9 @@ class Upload(Message):
     """Store ``files`` of ``source`` in ``directory``, and hash the ``others``, while the rank keeps training.
 
     source: empty if the ranks have written the files into ``directory`` themselves; then all its files are hashed.
-    others: files that a lower rank reports. directory: a path, or a name in a remote run directory. ordinal: below 0
-    for files in memory, whatever the attempt. facts: as in :class:`Reported`; files that have changed are refused.
+    others: files that a lower rank reports. directory: a path, or a name in a remote run directory; empty if the files
+    stay in the memory of the host, and only have to be hashed. ordinal: below 0 for files in memory that are stored,
+    whatever the attempt. facts: as in :class:`Reported`; files that have changed are refused.
 
     Coordinator -> uploader; answered by :class:`FilesCopied`.
     """
@@ -524,23 +525,6 @@ class OrderDone(Message):
 
 
 @message
-class HashFiles(ToMemory):
-    """Compute size and crc32 of files that a rank has written into the memory of its host.
-
-    folder: their directory; ``files`` are relative to it. facts: the size and crc32 that the rank has computed.
-
-    Coordinator -> agent; answered by :class:`FilesCopied`.
-    """
-
-    attempt: int
-    rank: int
-    ordinal: int
-    folder: str
-    files: list[str]
-    facts: dict[str, list[int]] = field(default_factory=dict)
-
-
-@message
 class KeepRound(ToMemory):
     """Keep these checkpoints in memory, and free what all others take.
 
@@ -561,22 +545,11 @@ class KeepRound(ToMemory):
 class CopyRound(ToMemory):
     """Copy the parts of a checkpoint in memory whose ``copy`` is this host, and verify them.
 
-    Coordinator -> agent; answered by :class:`RoundCopied`.
+    Coordinator -> agent; answered by :class:`RoundDone`.
     """
 
+    attempt: int
     name: str
-
-
-@message
-class RoundCopied(Message):
-    """The parts are copied, or (``failed``) why they are not. folder: has a directory ``rank_3`` for each.
-
-    Agent -> coordinator.
-    """
-
-    name: str
-    folder: str = ""
-    failed: str | None = None
 
 
 @message
@@ -585,7 +558,7 @@ class GatherRound(ToMemory):
 
     host, body: as in :class:`KeepRound`. What this host lacks, or has with other bytes, it reads from the other copy.
 
-    Coordinator -> agent; answered by :class:`RoundGathered`.
+    Coordinator -> agent; answered by :class:`RoundDone`.
     """
 
     attempt: int
@@ -594,16 +567,18 @@ class GatherRound(ToMemory):
 
 
 @message
-class RoundGathered(OfAttempt):
-    """The checkpoint is in ``folder``, or (``failed``) why no intact copy of a part was found.
+class RoundDone(OfAttempt):
+    """A checkpoint in memory is complete in ``folder``, or (``failed``) no intact copy of a part was found.
 
-    notes: a sentence for each copy that was damaged or missing, and what was used instead.
+    is_copy: instead, the parts whose copy is on this host are: ``folder`` has a directory ``rank_3`` for each. notes: a
+    sentence for each copy that was damaged or missing, and what was used instead.
 
     Agent -> coordinator.
     """
 
     name: str
     folder: str = ""
+    is_copy: bool = False
     notes: list[str] = field(default_factory=list)
     failed: str | None = None
 
@@ -1173,26 +1148,19 @@ class StopDecision(ToWorker):
 
 
 @message
-class RunFailed(ToWorker):
-    """The run cannot continue. The next call of distrain on the rank, or the one in which it waits, raises this.
-
-    culprit: the rank that has failed; None if the run directory cannot be written.
-
-    Rank 0 -> rank.
-    """
-
-    text: str
-    culprit: int | None = None
-
-
-@message
 class RunEnded(ToWorker):
-    """The end of fit() on rank 0: a pickled pair of its Result, or None, and its exception, or None.
+    """The end of the run, as rank 0 knows it.
+
+    text: why it cannot continue. The next call of distrain on the rank, or the one in which it waits, raises this.
+    culprit: the rank that has failed; None if the run directory cannot be written. body: at the end of fit() on rank 0:
+    a pickled pair of its Result, or None, and its exception, or None.
 
     Rank 0 -> rank.
     """
 
-    body: bytes
+    text: str = ""
+    culprit: int | None = None
+    body: bytes = b""
 
 
 # -- answers to orders that failed -----------------------------------------------------------------------------------

@@ -192,7 +192,7 @@ class Agent:
                 rank = self.ranks.get(message.rank)
                 if rank is not None and message.attempt == self._attempt:
                     rank.receive(frame)
-            case wire.ToMemory():
+            case wire.ToMemory() | wire.Upload(directory=""):
                 self._keep(message)
             case wire.Prepare():
                 self._forkserver_ready = False
@@ -235,7 +235,7 @@ class Agent:
         idle = [rank.number for rank in living if watches and rank.activity != "moves"]
         self.up.send(wire.StacksDone(attempt=self._attempt, silent=silent, idle=idle))
 
-    def _keep(self, message: wire.ToMemory) -> None:
+    def _keep(self, message: wire.ToMemory | wire.Upload) -> None:
         if self._memory is None:
             self._memory = MemoryKeeper(self.loop, self.up.send, self.host.memory)
             self._memory.start(self._attempt, self.ranks)

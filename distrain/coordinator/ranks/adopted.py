@@ -1,7 +1,7 @@
 """Ranks that distrain has not started, to which this module is what an agent is to workers. Runs in: coordinator.
 
 It answers the orders of the run for all their hosts. It starts and ends no process: a rank is there, and waits for its
-:class:`~distrain.wire.WorkerSpec`; if it has to end, it learns that by :class:`~distrain.wire.RunFailed`. Each rank has
+:class:`~distrain.wire.WorkerSpec`; if it has to end, it learns that by :class:`~distrain.wire.RunEnded`. Each rank has
 a connection to this module, also rank 0, which is in this process; its other end is in
 :mod:`distrain.coordinator.ranks.rank_channel`.
 """
@@ -303,7 +303,7 @@ class AdoptedRanks:
         self._is_ending = False
         culprit, text = self._why()
         for rank in sorted(self._working):
-            self._queue(rank, wire.RunFailed(attempt=self._attempt, rank=rank, text=text, culprit=culprit))
+            self._queue(rank, wire.RunEnded(attempt=self._attempt, rank=rank, text=text, culprit=culprit))
             self._exit(rank, by_us=True)
         self._working.clear()
 
