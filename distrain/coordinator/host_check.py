@@ -170,14 +170,14 @@ class HostCheck:
         if self._opening is not None:
             self._opening_hosts.add(host)
             self._ranks.send(host, self._opening)
-            why = f"it cannot use the storage: no answer within {_STORAGE_S:g} s"
+            why = f"no answer within {_STORAGE_S:g} s"
             self._loop.call_in(f"open {host}", _STORAGE_S, partial(self._on_opened, host, why))
 
-    def _on_opened(self, host: str, problem: str | None) -> None:
+    def _on_opened(self, host: str, failed: str | None) -> None:
         self._loop.cancel(f"open {host}")
         self._opening_hosts.discard(host)
-        if problem is not None:
-            self._report(Finding(host, problem))
+        if failed is not None:
+            self._report(Finding(host, f"it cannot use the storage: {failed}"))
 
     def _is_finished(self) -> bool:
         """Ask the hosts once they are set up. Return True when all have answered."""
@@ -228,7 +228,7 @@ class HostCheck:
                     self._report(Finding(host, text, is_fatal=False))
                 self._files.on_set_up(host, message)
             case wire.OrderDone(failed=failed):
-                self._on_opened(host, failed and f"it cannot use the storage: {failed}")
+                self._on_opened(host, failed)
             case wire.HostProbed():
                 if facts.probed is None:
                     self._note(host, facts, message)
