@@ -138,12 +138,12 @@ class Agent:
         for fd in (self._parent_fd, process.open_pidfd(self._guard)):
             if fd >= 0:
                 self._loop.on_readable(fd, self._loop.stop)
-        with process.raised_fd_limit(0, _OPEN_FILES):
-            self._beat()
-            try:
-                self._loop.run()
-            finally:
-                self._leave()
+        process.raise_fd_limit(0, _OPEN_FILES)
+        self._beat()
+        try:
+            self._loop.run()
+        finally:
+            self._leave()
 
     def _on_signal(self, number: int) -> None:
         if number in scheduler_signals():

@@ -26,7 +26,7 @@ from distrain.decisions.checkpoints.actions import RunBegins, RunEnds, StoreLast
 from distrain.decisions.hearing import hears
 from distrain.decisions.states import RunState
 from distrain.system.log import say, warn
-from distrain.system.process import raised_fd_limit
+from distrain.system.process import raise_fd_limit
 from distrain.system.text import BY_COMMAND
 
 if TYPE_CHECKING:
@@ -69,10 +69,8 @@ class Coordinator:
         hosts = len(request.hosts)
         more = request.scaling.max_workers + 2 * hosts  # each rank has a log, and a host may have a mover
         try:
-            with (
-                raised_fd_limit(hosts * FILES_PER_HOST, hosts * FILES_PER_HOST + more),
-                engine.loop.signals(stop_signals(request.stop_signals), self._on_signal),
-            ):
+            raise_fd_limit(hosts * FILES_PER_HOST, hosts * FILES_PER_HOST + more)
+            with engine.loop.signals(stop_signals(request.stop_signals), self._on_signal):
                 self._run()
         finally:
             engine.store.detach()

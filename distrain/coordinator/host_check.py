@@ -23,7 +23,7 @@ from distrain.hosts.gpu_health import GpuHealth
 from distrain.system.background import Background
 from distrain.system.log import warn
 from distrain.system.loop import Loop
-from distrain.system.process import raised_fd_limit
+from distrain.system.process import raise_fd_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,10 +104,8 @@ class HostCheck:
         """
         hosts = len(self._request.hosts)
         try:
-            with (
-                raised_fd_limit(hosts * FILES_PER_HOST, hosts * (FILES_PER_HOST + 2)),  # a host may have a mover
-                self._loop.signals(stop_signals(self._request.stop_signals), self._on_signal),
-            ):
+            raise_fd_limit(hosts * FILES_PER_HOST, hosts * (FILES_PER_HOST + 2))  # a host may have a mover
+            with self._loop.signals(stop_signals(self._request.stop_signals), self._on_signal):
                 self._run()
         finally:
             self._background.close()

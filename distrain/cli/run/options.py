@@ -35,7 +35,7 @@ _INSTEAD = {
     "use-env": "leave it out: ranks always get the variables",
     "no-python": "ranks are Python; in a script, subprocess.run() starts another program",
     "print-completion": "`distrain run --help` lists the options",
-    "deep": "`distrain check` tries all connections; to measure hosts, train examples/measure_hosts.py on them",
+    "deep": "`distrain check` tries the connections; to measure hosts, train examples/measure_hosts.py on them",
     "on-slow": "a slow rank is named in any case; leave its host out when you continue the run",
     "virtual-local-rank": "set CUDA_VISIBLE_DEVICES to LOCAL_RANK at the top of the script",
 }
