@@ -21,7 +21,7 @@ from distrain.api.tracker import check_packages, trackers_of
 from distrain.coordinator.connection import resting_agents
 from distrain.coordinator.connection.choice import advice_on_slots, hosts_of, transports_for
 from distrain.coordinator.connection.slurm import run_name
-from distrain.coordinator.connection.transport import LocalTransport, Transport
+from distrain.coordinator.connection.transport import Transport, this_machine
 from distrain.coordinator.connection.worker_settings import INTERPRETER_VARIABLES, settings_for
 from distrain.coordinator.host_check import HostCheck, lacking
 from distrain.coordinator.host_files import Shipping
@@ -81,7 +81,7 @@ def run_work(
     if run.debug_rank is not None:
         work = _for_debugging(work, scaling, run.debug_rank, starts_workers=starts_workers)
     if transports is None:
-        transports = transports_for(_hosts(scaling), scaling, os.environ, run) if starts_workers else [LocalTransport()]
+        transports = transports_for(_hosts(scaling), scaling, os.environ, run) if starts_workers else [this_machine()]
     shares = workers_by_host([transport.host for transport in transports], scaling)
     if launcher is None or launcher.rank == 0:
         trackers = trackers_of(run.trackers, os.environ)

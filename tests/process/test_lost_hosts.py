@@ -27,7 +27,7 @@ from distrain import (
     RunConfig,
     ScalingConfig,
 )
-from distrain.coordinator.connection.transport import CommandTransport
+from distrain.coordinator.connection.transport import Transport
 from distrain.coordinator.fit import run_work
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import HostSpec
@@ -61,7 +61,7 @@ class Hosts:
             ScalingConfig(num_workers=workers),
             RunConfig(name="run", storage_path=self.place / "runs", failure_config=failures),
             transports=[
-                CommandTransport(
+                Transport(
                     host=HostSpec(name=name, address=name, slots=most),
                     template=(ssh, "-T", name, "{command}"),
                     ships=False,
