@@ -108,8 +108,8 @@ _OF_A_TASK = (
 def by_srun(host: HostSpec, job: str, cleared: Sequence[str] = (), **options: Any) -> Transport:
     """Return a transport to a node of the Slurm job of this process.
 
-    Each agent is a step of the job, which Slurm signals and ends. One step for all nodes would have one stdin and one stdout for all of them, and would end with the first node that
-    fails.
+    Each agent is a step of the job, which Slurm signals and ends. One step for all nodes would have one stdin and one
+    stdout for all of them, and would end with the first node that fails.
 
     job: its id. cleared: variables of this process that srun would take for options of the step.
     """
