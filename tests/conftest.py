@@ -136,12 +136,6 @@ def _forget_stop() -> Iterator[None]:
     stop_signals._stopped_by.clear()
 
 
-@pytest.fixture(autouse=True)
-def _own_memory_of_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Let no test use, or add to, what the user's runs have found out about hosts."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state of the user"))
-
-
 @pytest.fixture
 def storage(tmp_path: Path) -> Path:
     """The directory for the test's runs."""

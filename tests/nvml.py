@@ -16,7 +16,7 @@ SOURCE = """
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-/* Each letter of FAKE_GPUS is one: g is whole, l lost, p not permitted, m has the MIG instances 0 and 2, e has none.
+/* Each letter of FAKE_GPUS is one: g is whole, l lost, p not permitted.
    Whole ones, too: u is used by the process FAKE_USER, t has memory taken by nobody, s is sick in all ways that can be
    repaired, f has failed, b has nearly no memory left. GPU i has the PCI address 0:(i + 1):0 and 8 GiB, of which 2 are
    taken for u and t. FAKE_GPUS may name a file that has the letters. */
@@ -28,7 +28,7 @@ static const char *gpus(void) {
     fclose(file);
     return text;
 }
-static char kind(long device) { return device > 9 ? 'i' : gpus()[device - 1]; }
+static char kind(long device) { return gpus()[device - 1]; }
 int nvmlInitWithFlags(unsigned flags) { return getenv("FAKE_INIT") ? atoi(getenv("FAKE_INIT")) : 0; }
 int nvmlShutdown(void) { return 0; }
 const char *nvmlErrorString(int code) { return code == 15 ? "GPU is lost" : "Driver/library version mismatch"; }
@@ -39,11 +39,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, long *device) {
 }
 int nvmlDeviceGetName(long device, char *text, unsigned size) { return snprintf(text, size, "Fake") < 0; }
 int nvmlDeviceGetUUID(long device, char *text, unsigned size) {
-    return snprintf(text, size, device > 9 ? "MIG-%ld" : "GPU-%ld", device) < 0;
-}
-int nvmlDeviceGetMigMode(long device, unsigned *current, unsigned *pending) {
-    *current = kind(device) == 'm' || kind(device) == 'e';
-    return strchr("gutsfb", kind(device)) ? 3 : 0;
+    return snprintf(text, size, "GPU-%ld", device) < 0;
 }
 struct pci { char legacy[16]; unsigned domain, bus, device; };
 int nvmlDeviceGetPciInfo_v3(long device, struct pci *info) {
@@ -74,11 +70,6 @@ int nvmlDeviceGetComputeRunningProcesses_v3(long device, unsigned *count, unsign
     *count = used;
     if (used && room) processes[0] = atoi(getenv("FAKE_USER"));
     return room < used ? 7 : 0;
-}
-int nvmlDeviceGetMaxMigDeviceCount(long device, unsigned *count) { *count = 7; return 0; }
-int nvmlDeviceGetMigDeviceHandleByIndex(long device, unsigned index, long *instance) {
-    *instance = 10 * device + index;
-    return kind(device) == 'm' && (index == 0 || index == 2) ? 0 : 6;
 }
 """
 

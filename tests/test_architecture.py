@@ -54,7 +54,7 @@ NAMED_ABOVE = {
     "storage.runs.details": {"launch"},
     "system.process": {
         "agent.forkserver", "agent.main", "cli.debugging", "transfer.mover",
-        "torch.measurer", "transfer.stream_server", "transfer.uploader", "worker.main", "worker.validator",
+        "transfer.stream_server", "transfer.uploader", "worker.main", "worker.validator",
     },
 }  # fmt: skip
 """Strings that may name modules above: tables of frameworks and observers, a command that is run or shown, programs."""

@@ -131,6 +131,13 @@ def test_first_steps(tmp_path: Path) -> None:
 
 
 @sampled
+def test_measure_hosts(tmp_path: Path) -> None:
+    first, second = re.findall(r"rank \d on .*", output_of("measure_hosts", tmp_path))
+    assert re.search(r"TFLOP/s [\d.e-]+$", first), first
+    assert re.search(r"TFLOP/s [\d.e-]+, GB/s to rank 0 [\d.e-]+$", second), second
+
+
+@sampled
 def test_the_notebook(tmp_path: Path) -> None:
     """As in Colab and Kaggle, without its cell that installs distrain."""
     code = (

@@ -109,6 +109,6 @@ def _probed(asked: wire.ProbeHost, gpus: Sequence[Gpu]) -> wire.HostProbed:
             memory_free_bytes=memory_free_bytes(),
             disk_free_bytes=disk_free_bytes(asked.folder),
             shared_memory_free_bytes=disk_free_bytes("/dev/shm"),  # noqa: S108
-            gpus=[asdict(gpu) for gpu in gpu_health({gpu.board for gpu in gpus})] if gpus else [],
+            gpus=[asdict(gpu) for gpu in gpu_health({gpu.uuid for gpu in gpus})] if gpus else [],
         )
     return replace(answer, received=received, sent=time.time())  # the clocks of the two machines are compared by these

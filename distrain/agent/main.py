@@ -104,8 +104,8 @@ class Agent:
         """None as long as no worker may start: there is no job yet, or this agent rests."""
         self._job_fd = -1
         self._forkserver: ForkServerLink | None = None
-        self._helpers: dict[str, OrderLink] = {}
-        """The uploader and the measurer, once they have orders."""
+        self._uploader: OrderLink | None = None
+        """Once it has orders."""
         self._attempt = -1
         self._workers: dict[int, WorkerPipes] = {}
         self._started = False
@@ -138,12 +138,12 @@ class Agent:
         for fd in (self._parent_fd, process.open_pidfd(self._guard)):
             if fd >= 0:
                 self._loop.on_readable(fd, self._loop.stop)
-        with process.raised_fd_limit(0, _OPEN_FILES):
-            self._beat()
-            try:
-                self._loop.run()
-            finally:
-                self._leave()
+        process.raise_fd_limit(0, _OPEN_FILES)
+        self._beat()
+        try:
+            self._loop.run()
+        finally:
+            self._leave()
 
     def _on_signal(self, number: int) -> None:
         if number in scheduler_signals():
@@ -238,7 +238,7 @@ class Agent:
                 self._setup.begin(message)
             case wire.DeleteCheckpoints(directories=folders):
                 self._setup.delete_checkpoints(folders)
-            case wire.ToMemory():
+            case wire.ToMemory() | wire.Upload(directory=""):
                 self._keep(message)
             case wire.Prepare():
                 self._prepare(self._setup.prepare(message))
@@ -255,7 +255,7 @@ class Agent:
                 watched = self._processes() if message.watches else {}
                 self._worked = {rank: idle_seconds_of(pid) for rank, pid in watched.items()}
                 self._loop.call_in("stacks", STACKS_TIMEOUT_S, self._send_stacks)
-            case wire.OpenStorage() | wire.Measure():
+            case wire.OpenStorage():
                 self._order(message)
             case wire.Upload() if message.attempt == self._attempt or message.ordinal < 0:
                 self._order(message)
@@ -287,21 +287,19 @@ class Agent:
             text = "/proc belongs to another PID namespace, so processes that a worker starts can outlive it"
             self._notify(f"{text}; mount /proc in the container (unshare --mount-proc)")
 
-    def _order(self, message: wire.OpenStorage | wire.Upload | wire.Measure) -> None:
-        program = "measurer" if isinstance(message, wire.Measure) else "uploader"
-        if program not in self._helpers:
+    def _order(self, message: wire.OpenStorage | wire.Upload) -> None:
+        if self._uploader is None:
             assert self._prepared is not None
-            self._helpers[program] = OrderLink(
+            self._uploader = OrderLink(
                 self._loop,
                 self._up.queue,
-                program,
+                "uploader",
                 flags=self._prepared.python_flags,
                 environment=self._prepared.environment,
-                python=self._prepared.python if program == "measurer" else "",
             )
-        self._helpers[program].order(message)
+        self._uploader.order(message, self._up.queue)
 
-    def _keep(self, message: wire.ToMemory) -> None:
+    def _keep(self, message: wire.ToMemory | wire.Upload) -> None:
         if self._memory is None:
             from distrain.agent.memory_keeper import MemoryKeeper
 
@@ -377,8 +375,7 @@ class Agent:
 
     def _kill_descendants(self) -> None:
         """Kill what the workers have left. The forkserver and the uploader stay for the next attempt."""
-        programs = (self._forkserver, *self._helpers.values())
-        pids = [program.pid for program in programs if program is not None]
+        pids = [program.pid for program in (self._forkserver, self._uploader) if program is not None]
         trackers = process.kill_descendants([pid for pid in pids if pid is not None]).trackers
         if trackers:  # of workers whose forkserver has died
             self._loop.call_in("trackers", process.TRACKERS_S, partial(process.kill_trackers, trackers))
@@ -410,9 +407,9 @@ class Agent:
     def _rest(self, seconds: float) -> None:
         """Keep nothing of the run but the forkserver."""
         self._forget_workers()
-        for helper in self._helpers.values():
-            helper.close()
-        self._helpers.clear()
+        if self._uploader is not None:
+            self._uploader.close()
+            self._uploader = None
         self._kill_descendants()
         scratch.clear(self._scratch_path)
         if self._memory is not None:
@@ -446,7 +443,7 @@ class Agent:
 
     def _start(self, message: wire.Start, network: Mapping[str, str]) -> None:
         self._forget_workers()
-        if all(helper.is_idle for helper in self._helpers.values()):
+        if self._uploader is None or self._uploader.is_idle:
             scratch.clear(self._scratch_path)  # of files that workers of the last attempt have left
         self._attempt = message.attempt
         if self._memory is not None:
@@ -466,9 +463,9 @@ class Agent:
         self._watch.begin(message.attempt, message.ranks[0]["vitals_s"], self._processes, gpus)
 
     def _gpus_of(self, devices: Sequence[int]) -> list[Gpu]:
-        """Return the GPUs of a rank, none on a host with MIG instances. ``devices``: their numbers for CUDA."""
+        """Return the GPUs of a rank, but no MIG instance. ``devices``: their numbers for CUDA."""
         gpus = self._queries.gpus
-        return [] if any(gpu.is_mig for gpu in gpus) else [gpus[number] for number in devices if number < len(gpus)]
+        return [gpus[number] for number in devices if number < len(gpus) and not gpus[number].is_mig]
 
     def _processes(self) -> dict[int, int]:
         return {worker.rank: worker.pid for worker in self._living() if worker.pid}
@@ -602,7 +599,8 @@ class Agent:
         living = self._living()
         for worker in living:
             if worker.stacks:
-                self._up.queue(wire.StackDump(attempt=self._attempt, rank=worker.rank, body=worker.stacks))
+                dump = wire.Dump(attempt=self._attempt, rank=worker.rank, what="stacks", body=worker.stacks)
+                self._up.queue(dump)
         silent = [worker.rank for worker in living if not worker.stacks]
         watched = {worker.rank: worker.pid for worker in living if worker.rank in self._worked}
         idle = [rank for rank, pid in watched.items() if idle_seconds_of(pid) - self._worked[rank] < _IDLE_S]

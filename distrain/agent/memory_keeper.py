@@ -78,15 +78,15 @@ class MemoryKeeper:
         self._storing: threading.Thread | None = None
         self._may_store = threading.Event()
 
-    def handle(self, message: wire.ToMemory) -> None:
+    def handle(self, message: wire.ToMemory | wire.Upload) -> None:
         """Carry out an order of the coordinator."""
         match message:
-            case wire.HashFiles():
+            case wire.Upload():
                 self._hash(message)
             case wire.KeepRound():
                 self._keep(message)
-            case wire.CopyRound(name=name):
-                self._copy(name)
+            case wire.CopyRound(attempt=attempt, name=name):
+                self._copy(attempt, name)
             case wire.GatherRound():
                 self._host = message.host
                 self._gather(MemoryRound.decoded(message.body), message.attempt)
@@ -103,8 +103,8 @@ class MemoryKeeper:
         self._ranks = ranks
         self._free((attempt, 0))
 
-    def _hash(self, asked: wire.HashFiles) -> None:
-        folder = Path(asked.folder)
+    def _hash(self, asked: wire.Upload) -> None:
+        folder = Path(asked.source)
         self._hashing.append(folder)
         answer = partial(wire.FilesCopied, attempt=asked.attempt, rank=asked.rank, ordinal=asked.ordinal)
 
@@ -211,10 +211,11 @@ class MemoryKeeper:
             raise OSError(f"{request.file} cannot be read on host {request.host} ({answer.failed or 'it is shorter'})")
         return answer.body
 
-    def _copy(self, name: str) -> None:
+    def _copy(self, attempt: int, name: str) -> None:
         folder = self._root / "copies" / name
+        answer = partial(wire.RoundDone, attempt=attempt, name=name, is_copy=True)
 
-        def copy() -> wire.RoundCopied:
+        def copy() -> wire.RoundDone:
             kept = self._rounds.get(name)
             if kept is None:
                 raise OSError(f"host {self._host} does not know it")
@@ -224,18 +225,18 @@ class MemoryKeeper:
                     home.mkdir(parents=True, exist_ok=True)
                     for file, expected in kept.files[rank].items():
                         self._pull(name, rank, file, expected, part.host, home / file)
-            return wire.RoundCopied(name=name, folder=str(folder))
+            return answer(folder=str(folder))
 
-        self._copier.do(copy, self._send, lambda error: self._send(wire.RoundCopied(name=name, failed=str(error))))
+        self._copier.do(copy, self._send, lambda error: self._send(answer(failed=str(error))))
 
     # -- complete checkpoints for readers -------------------------------------------------------------------------
 
     def _gather(self, kept: MemoryRound, attempt: int) -> None:
         notes: list[str] = []
-        answer = partial(wire.RoundGathered, attempt=attempt, name=kept.name, notes=notes)
+        answer = partial(wire.RoundDone, attempt=attempt, name=kept.name, notes=notes)
         self._rounds[kept.name] = kept
 
-        def gather() -> wire.RoundGathered:
+        def gather() -> wire.RoundDone:
             folder = self._gathered.get(kept.name)
             if folder is None or damage_of(folder):
                 folder = self._root / "gathered" / f"{kept.name}-{next(self._numbers)}"

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from distrain.storage.checkpoint import Checkpoint
 
 StartMethod = Literal["forkserver", "spawn"]
-HostChecks = Literal["launch", "deep"]
 NumaBinding = Literal["node"]
 ProgressDisplay = Literal["auto", "live", "plain", "off"]
 RESOURCES = ("CPU", "GPU", "memory")
@@ -75,9 +74,6 @@ class ScalingConfig:
         DISTRAIN_TRANSPORT if it is set; else srun for the nodes of a Slurm job, and ssh for hosts that are named.
     ssh_args: further arguments for ssh, a list or one string, such as ``"-i my_key"``.
     accelerator_type: a GPU product such as ``"A100"`` or ``"H100"``; the GPUs of every host must be of this product.
-    checks: ``launch`` compares versions and tries connections while the workers start. ``deep`` also measures the hosts
-        and the connections between them before, which takes up to a minute. Spare hosts take the place of those that
-        are slow or hang; without spare ones, the run only warns of slow hosts, and does not start with broken ones.
 
     >>> ScalingConfig(num_workers=4, use_gpu=True, hosts="alpha:2,beta:2").total_resources
     {'GPU': 4}
@@ -94,13 +90,11 @@ class ScalingConfig:
     ssh_args: str | Sequence[str] = ()
     numa_binding: NumaBinding | None = None
     interface: str | None = None
-    checks: HostChecks = "launch"
 
     def __post_init__(self) -> None:
         self._check_workers()
         check_fields(self, check_type, "use_gpu", kind=bool)
         check_fields(self, check_choice, "start_method", choices=get_args(StartMethod))
-        check_fields(self, check_choice, "checks", choices=get_args(HostChecks))
         if self.numa_binding is not None:
             check_fields(self, check_choice, "numa_binding", choices=get_args(NumaBinding))
         check_fields(self, check_type, "accelerator_type", kind=str, optional=True)
@@ -278,9 +272,6 @@ class FailureConfig:
         themselves. A lost host is a failure like any other: with restarts left, the run continues.
     host_wait_s: seconds to wait for a lost host before a restart, if the others have too few slots without it. The host
         is tried once in any case.
-    on_slow: what to do when a rank is slow and a short test shows that its host is: ``"warn"`` says so, ``"replace"``
-        has a spare host take its place at the next checkpoint. The workers restart from there, which does not count as
-        a failure.
     on_nan: ``"rollback"`` has ``report()`` raise :class:`Rollback` with ``skip_batch=True`` if ``nan_metric`` is not
         finite. ``"ignore"`` does nothing.
     nan_metric: the metric to look at; ``"train/loss"`` reads ``metrics["train"]["loss"]``.
@@ -300,7 +291,6 @@ class FailureConfig:
     hang_timeout_s: float | None = math.inf
     host_lease_s: float = 15.0
     host_wait_s: float = 60.0
-    on_slow: Literal["warn", "replace"] = "warn"
     on_nan: Literal["ignore", "rollback"] = "ignore"
     nan_metric: str = "loss"
     max_rollbacks: int = 10
@@ -310,7 +300,6 @@ class FailureConfig:
         check_fields(self, check_int, "max_failures", "max_rollbacks", minimum=-1)
         check_fields(self, check_type, "retry_same_failure", kind=bool)
         check_fields(self, check_type, "nan_metric", kind=str)
-        check_fields(self, check_choice, "on_slow", choices=("warn", "replace"))
         check_fields(self, check_choice, "on_nan", choices=("ignore", "rollback"))
         check_fields(self, check_seconds, "backoff_s", "host_wait_s")
         optional = ("hang_report_s", "hang_timeout_s", "peer_failure_grace_s")

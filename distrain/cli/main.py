@@ -27,7 +27,6 @@ _MODULES = {
     "showing": ("show", "page", "compare"),
     "following": ("logs", "stacks", "stop", "profile"),
     "continuing": ("resume", "note", "clean"),
-    "hosts": ("hosts",),
     "debugging": ("debug",),
     "explaining": ("explain",),
     "board": ("board",),

@@ -27,7 +27,7 @@ from distrain.decisions.checkpoints.actions import RunBegins, RunEnds, StoreLast
 from distrain.decisions.hearing import hears
 from distrain.decisions.states import RunState
 from distrain.system.log import say, warn
-from distrain.system.process import raised_fd_limit
+from distrain.system.process import raise_fd_limit
 from distrain.system.text import BY_COMMAND
 
 if TYPE_CHECKING:
@@ -70,10 +70,8 @@ class Coordinator:
         hosts = len(request.hosts)
         more = request.scaling.max_workers + 2 * hosts  # each rank has a log, and a host may have a mover
         try:
-            with (
-                raised_fd_limit(hosts * FILES_PER_HOST, hosts * FILES_PER_HOST + more),
-                engine.loop.signals(stop_signals(request.stop_signals), self._on_signal),
-            ):
+            raise_fd_limit(hosts * FILES_PER_HOST, hosts * FILES_PER_HOST + more)
+            with engine.loop.signals(stop_signals(request.stop_signals), self._on_signal):
                 self._run()
         finally:
             engine.store.detach()
@@ -89,16 +87,12 @@ class Coordinator:
             engine.store.start(engine.loop, engine.files, request.run_id, request.python_flags)
             engine.do(engine.machine.start(time.monotonic()))
             engine.desk.handle(RunBegins())
-            while not self.is_finished():
+            while not engine.machine.state.is_terminal:
                 self._step()
                 self._note_outstanding()
                 self._flush()
         finally:
             self._close()
-
-    def is_finished(self) -> bool:
-        """Return whether the run has ended, but for what has to be written."""
-        return self.engine.machine.state.is_terminal
 
     def _step(self) -> None:
         """Wait until something happens, and handle it."""

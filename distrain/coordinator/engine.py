@@ -16,7 +16,6 @@ from distrain.api.observer import AttemptBegan, AttemptEnded, RankEnded
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.coordinator.checkpoint_desk import CheckpointDesk
 from distrain.coordinator.debuggers import Debuggers
-from distrain.coordinator.fitness.sniff_tests import SniffTests
 from distrain.coordinator.host_files import HostFiles
 from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.report_handler import ReportHandler
@@ -161,16 +160,13 @@ class Engine:
             debug_rank=request.debug_rank,
             send=self._send_to_debugger,
         )
-        replaces = request.failure_config.on_slow == "replace"
-        sniff_tests = SniffTests(replaces, observers, self.send_to_rank, self.machine.spares_for, self.happened)
-        observers.add(sniff_tests)
         self._handlers: dict[type, list[Handler]] = {}
         """Who hears a kind of message or event, in the order in which they hear it. The run machine is the last."""
         self.add_part(self)
         self.add_part(self.manifest)
         self._add_handlers({kind: partial(self.watch, hear) for kind, hear in handlers_of(self.hangs).items()})
         files = (self.host_files, self.launch_checks, self.copies)
-        for part in (self.evidence, self.debuggers, self.outputs, sniff_tests, *files):
+        for part in (self.evidence, self.debuggers, self.outputs, *files):
             self.add_part(part)
         self._add_handlers(self.desk.handlers)
         self.add_part(self.reports)
@@ -224,8 +220,8 @@ class Engine:
         self.observers.tell(RankEnded(rank, "ended" if ok else "stopped" if is_stopping else "failed"))
         self.happened(events.RankEnds(rank, self.reports.report_counts.get(rank, 0), reason))
 
-    @hears(wire.StorageStatus)
-    def _on_storage_status(self, host: str, message: wire.StorageStatus) -> None:
+    @hears(wire.OrderDone)
+    def _on_storage_opened(self, host: str, message: wire.OrderDone) -> None:
         if message.failed is not None:
             self._storage_failed(f"{host} cannot use the storage: {message.failed}")
 
@@ -392,7 +388,7 @@ class Engine:
         rank, seconds = rank_in(argument, self.observers.status)
         file = self.evidence.path("profile", rank)
         self.store.delete_file(file)  # that of an earlier profile
-        self.send_to_rank(wire.TakeProfile(attempt=self.attempt, rank=rank, seconds=float(seconds)))
+        self.send_to_rank(wire.Ask(attempt=self.attempt, rank=rank, what="profile", seconds=float(seconds)))
         reply(str(file))
 
 

@@ -21,10 +21,9 @@ from distrain.api.tracker import check_packages, trackers_of
 from distrain.coordinator.connection import resting_agents
 from distrain.coordinator.connection.choice import advice_on_slots, hosts_of, transports_for
 from distrain.coordinator.connection.slurm import run_name
-from distrain.coordinator.connection.transport import LocalTransport, Transport
+from distrain.coordinator.connection.transport import Transport, this_machine
 from distrain.coordinator.connection.worker_settings import INTERPRETER_VARIABLES, settings_for
-from distrain.coordinator.fitness.spare_hosts import note_check, with_bad_hosts_last, without_broken_hosts
-from distrain.coordinator.host_check import lacking
+from distrain.coordinator.host_check import HostCheck, lacking
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.ranks.ignored_settings import describe_ignored_settings
 from distrain.coordinator.ranks.joined import RankGroup, join
@@ -82,12 +81,7 @@ def run_work(
     if run.debug_rank is not None:
         work = _for_debugging(work, scaling, run.debug_rank, starts_workers=starts_workers)
     if transports is None:
-        transports = transports_for(_hosts(scaling), scaling, os.environ, run) if starts_workers else [LocalTransport()]
-    if scaling.checks == "deep" and starts_workers:
-        found, _ = check_hosts(work, scaling, run, sys_path=sys.path if sys_path is None else sys_path)
-        transports = without_broken_hosts(transports, scaling, found)
-    if starts_workers:
-        transports = with_bad_hosts_last(transports, scaling)
+        transports = transports_for(_hosts(scaling), scaling, os.environ, run) if starts_workers else [this_machine()]
     shares = workers_by_host([transport.host for transport in transports], scaling)
     if launcher is None or launcher.rank == 0:
         trackers = trackers_of(run.trackers, os.environ)
@@ -126,7 +120,7 @@ def check_hosts(
     *,
     sys_path: Sequence[str],
 ) -> tuple[list[Finding], dict[str, HostFacts]]:
-    """Begin a run on all hosts, also on spare ones, and end it before its ranks start.
+    """Look at all hosts, also at spare ones, as at the start of a run.
 
     Return the problems, and what each host has.
 
@@ -141,12 +135,14 @@ def check_hosts(
     transports = transports_for([replace(host, slots=1) for host in hosts], scaling, os.environ, run)
     request, where = _request(work, one_each, run, transports, _clean_path(sys_path), job=Job(blob=b""))
     store = open_run(run.storage_path, f".distrain-check-{uuid.uuid4().hex}", run.storage_filesystem)
+    location = store.location
     try:
-        found, facts = Run(store, request, run, work, where, None).check()
-        note_check(facts)
+        store.write_manifest({"run_id": request.run_id, "status": "running"})  # by which hosts know the storage
+        request = replace(request, storage_path=str(location.parent), checks_hosts=True)
+        shipping = where.shipping.for_run(store, request.run_id)
+        found, facts = HostCheck(request, transports, shipping, store.open_order()).look()
     finally:
         store.close()
-        location = store.location
         location.remove() if isinstance(location, RemotePath) else shutil.rmtree(location)
     return [*found, *lacking(facts, scaling, shares)], facts
 

@@ -1,35 +1,48 @@
-"""``--check``: a run that ends before its ranks start. Runs in: coordinator."""
+"""``distrain check``: hosts are connected, set up and asked as at the start of a run. Runs in: coordinator."""
 
 from __future__ import annotations
 
+import signal
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.coordinator.coordinator import Coordinator
-from distrain.coordinator.engine import Engine
-from distrain.coordinator.fitness.deep_check import DeepCheck, Place
-from distrain.decisions import events
-from distrain.decisions.fitness.verdicts import Fitness, Measurements
+from distrain.coordinator.connection.agent_link import FILES_PER_HOST
+from distrain.coordinator.connection.connections import Connections
+from distrain.coordinator.host_files import HostFiles
+from distrain.coordinator.launch_checks import LaunchChecks
+from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.decisions.host_checks import Finding, clock_findings, disk_findings, gpu_findings
-from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, info_of
-from distrain.decisions.placement import make_plan
-from distrain.errors import ResourcesError, StorageError
+from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
+from distrain.decisions.placement import make_plan, prepare_message
+from distrain.decisions.run_machine import FIRST_PROGRESS_S
+from distrain.errors import ResourcesError
 from distrain.hosts.gpu_health import GpuHealth
+from distrain.system.background import Background
+from distrain.system.log import warn
+from distrain.system.loop import Loop
+from distrain.system.process import raise_fd_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distrain.api.config import ScalingConfig
+    from distrain.coordinator.connection.transport import Transport
+    from distrain.coordinator.host_files import Shipping
+    from distrain.decisions.events import HostLost, RunRequest
     from distrain.hosts.host import HostInfo
+
+_STORAGE_S = 60.0
+"""Seconds that a host has to write to a remote storage."""
 
 
 @dataclass(slots=True)
 class HostFacts:
     """The facts that a check has found about one host.
 
-    ahead_s: by how much its clock is ahead of this machine's. fitness: what a deep check has measured.
+    ahead_s: by how much its clock is ahead of this machine's.
     """
 
     hello: wire.Hello | None = None
@@ -38,136 +51,189 @@ class HostFacts:
     probed: wire.HostProbed | None = None
     ahead_s: float = 0.0
     gpus: Sequence[GpuHealth] = ()
-    fitness: Fitness = field(default_factory=Fitness)
 
 
-class HostCheck(Engine):
-    """A run on all hosts that ends before its ranks start. A problem does not end it, but becomes a finding.
+class HostCheck:
+    """A look at all hosts. A problem does not end it, but becomes a finding.
 
     Its request has one worker for each host, without needs: :func:`lacking` tells what the user's workers lack.
+    opening: the order to open a remote storage.
     """
 
-    def look(self) -> tuple[list[Finding], dict[str, HostFacts]]:
-        """Look at the hosts. Return the problems, and the facts about each. Raises StorageError, KeyboardInterrupt."""
+    def __init__(
+        self,
+        request: RunRequest,
+        transports: Sequence[Transport],
+        shipping: Shipping,
+        opening: wire.OpenStorage | None,
+    ) -> None:
+        self._request, self._opening = request, opening
+        self._loop = Loop()
+        self._background = Background(self._loop, "files")
+        self._ranks = Connections(transports, request)
+        send, flags = self._ranks.send, request.python_flags
+        self._files = HostFiles(
+            self._loop,
+            self._background,
+            shipping,
+            flags=flags,
+            send=send,
+            stream=self._ranks.stream_argv,
+            receive=self._hear,
+            refuse=self._lose,
+        )
+        self._checks = LaunchChecks(
+            self._loop, request, self._background, send=send, report=self._report, imports=self._files.imports
+        )
+        self._pool = HostPool({name: settings.slots for name, settings in request.hosts.items()}, request.scaling)
+        self._hosts: list[str] | None = None
+        """The hosts that have answered, once nobody waits for others."""
+        self._opening_hosts: set[str] = set()
+        """Those that owe an answer about the storage."""
+        self._facts = {name: HostFacts(sees_storage=host.is_local) for name, host in request.hosts.items()}
+        self._lost: dict[str, str] = {}
+        """Why each host was lost."""
         self._findings: dict[Finding, None] = {}
         """Without repetitions: a loss makes the other hosts answer again."""
-        self._facts = {name: HostFacts(sees_storage=host.is_local) for name, host in self.request.hosts.items()}
-        self._lost: dict[str, str] = {}
-        """Hosts that have not come back so far, and why each was lost."""
-        self._deep = None
-        if self.request.scaling.checks == "deep":
-            path, send = self.request.storage_path, self.ranks.send
-            self._deep = DeepCheck(self.loop, path, Measurements(), send, self._report)
-        _Looking(self).run()
-        if self.machine.stop_reason is not None:
+        self._is_stopped = False
+
+    def look(self) -> tuple[list[Finding], dict[str, HostFacts]]:
+        """Look at the hosts. Return the problems, and the facts about each.
+
+        Raises KeyboardInterrupt, and ResourcesError if this process may not open enough files.
+        """
+        hosts = len(self._request.hosts)
+        try:
+            raise_fd_limit(hosts * FILES_PER_HOST, hosts * (FILES_PER_HOST + 2))  # a host may have a mover
+            with self._loop.signals(stop_signals(self._request.stop_signals), self._on_signal):
+                self._run()
+        finally:
+            self._background.close()
+            self._loop.close()
+        if self._is_stopped:
             raise KeyboardInterrupt
-        if self.machine.storage_failed:
-            raise StorageError(self.machine.problem)
         silent = [name for name, facts in self._facts.items() if facts.hello is None]
         whys = dict.fromkeys(silent, f"no answer within {HOST_ANSWER_TIMEOUT_S:g} s")
-        if self.machine.problem and self.machine.plan is not None:
-            self._lost.setdefault(self.machine.plan.hosts[0], self.machine.problem)
         for name, why in {**whys, **self._lost}.items():
             self._report(Finding(name, why))
-        for name, fitness in self._deep.found.hosts.items() if self._deep is not None else ():
-            self._facts[name].fitness = fitness
         return list(self._findings), self._facts
 
-    # -- instead of what a run does -------------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            self._ranks.begin(self._loop, self._hear, self._on_lost)
+            self._ranks.open()
+            self._loop.call_in("progress", FIRST_PROGRESS_S, self._show_progress)
+            self._pool.begin_search(time.monotonic(), reconnect_s=0.0, wait_s=HOST_ANSWER_TIMEOUT_S)
+            self._connect()
+            while not self._is_finished():
+                self._loop.step()
+        finally:
+            self._files.close()
+            self._ranks.close(keep=False)
 
-    def is_finished(self) -> bool:
-        """Ask the hosts once they are set up. Return True when all have answered."""
-        plan = self.machine.plan
-        if plan is None or self.machine.stop_reason is not None or self.machine.storage_failed:
-            return self.machine.stop_reason is not None or self.machine.state.is_terminal
-        hosts = [host for host in plan.hosts if host not in self._lost]
-        if self.host_files.is_busy(hosts):
-            return False
-        if infos := [info for host in hosts if (info := self._facts[host].info) is not None]:
-            self.launch_checks.begin(make_plan(infos, self.request.scaling, num_workers=len(infos)))
-        return not self.launch_checks.is_under_way and self._is_measured()
+    def _on_signal(self, number: int) -> None:
+        note_stop(signal.Signals(number).name)
+        self._is_stopped = True
 
-    def _is_measured(self) -> bool:
-        """Have the hosts measured, if that is asked for. Return True at the end."""
-        if self._deep is None:
-            return True
-        self._deep.begin(
-            {
-                name: Place(facts.hello.network.partition("/")[0] or name, facts.probed.address, facts.probed.interface)
-                for name, facts in self._facts.items()
-                if facts.hello is not None and facts.probed is not None and name not in self._lost
-            }
-        )
-        return self._deep.is_done
-
-    def do(self, actions: list[events.Action]) -> None:
-        """Start no rank, and show no line about the plan."""
-        is_planned = self.machine.plan is not None
-        for action in actions:
-            match action:
-                case events.SendMessage(_, wire.Start()) | events.WorkersStart():
-                    pass
-                case events.SendMessage(host, wire.Prepare() as message) if self._deep is not None:
-                    super().do([events.SendMessage(host, replace(message, preload=[]))])  # it leaves the CPUs idle
-                case events.ShowLine() if is_planned:
-                    pass
-                case _:
-                    super().do([action])
-
-    def happened(self, event: events.Event | wire.Message, host: str = "") -> None:
-        match event:
-            case wire.HostFailed(text=why):
-                self._lose(host, why)
-            case events.HostLost(lost, why) if self.machine.plan is not None:
-                self._lose(lost, why)
-            case events.HostLost(lost, why):
-                self._lost[lost] = why
-                super().happened(event, host)
-            case wire.Notice(text=text):
-                self._report(Finding(host, text, is_fatal=False))
-            case _:
-                super().happened(event, host)
-
-    def _lose(self, host: str, why: str) -> None:
-        """Continue without a host."""
-        self._lost.setdefault(host, why)
-        self.host_files.lost(host)
-        self.launch_checks.lost(host)
-        if self._deep is not None:
-            self._deep.lost(host)
+    def _show_progress(self) -> None:
+        if text := self._pool.describe_progress():
+            warn(text)
 
     def _report(self, finding: Finding) -> None:
         self._findings[finding] = None
 
-    def hear(self, host: str, message: wire.Message) -> None:
+    # -- one step after the other ---------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Connect further hosts. Once all have answered or are lost, set them up."""
+        if self._hosts is not None:
+            return
+        now = time.monotonic()
+        for host in self._pool.hosts_to_connect(now):
+            self._ranks.connect(host)
+        if self._pool.readiness(now) is Readiness.WAITING:
+            self._loop.call_at("connect", self._pool.deadline(), self._connect)
+            return
+        for timer in ("connect", "progress"):
+            self._loop.cancel(timer)
+        self._hosts = [info.name for info in self._pool.connected]
+        for host in self._hosts:
+            if self._request.hosts[host].is_local:
+                self._prepare(host)
+            else:
+                self._files.set_up(host, partial(self._prepare, host))
+
+    def _prepare(self, host: str) -> None:
+        self._ranks.send(host, prepare_message(self._request, host, workers=1))
+        if self._opening is not None:
+            self._opening_hosts.add(host)
+            self._ranks.send(host, self._opening)
+            why = f"no answer within {_STORAGE_S:g} s"
+            self._loop.call_in(f"open {host}", _STORAGE_S, partial(self._on_opened, host, why))
+
+    def _on_opened(self, host: str, failed: str | None) -> None:
+        self._loop.cancel(f"open {host}")
+        self._opening_hosts.discard(host)
+        if failed is not None:
+            self._report(Finding(host, f"it cannot use the storage: {failed}"))
+
+    def _is_finished(self) -> bool:
+        """Ask the hosts once they are set up. Return True when all have answered."""
+        if self._hosts is None or self._is_stopped:
+            return self._is_stopped
+        hosts = [host for host in self._hosts if host not in self._lost]
+        if self._files.is_busy(hosts):
+            return False
+        if infos := [info for host in hosts if (info := self._facts[host].info) is not None]:
+            self._checks.begin(make_plan(infos, self._request.scaling, num_workers=len(infos)))
+        return not self._checks.is_under_way and self._opening_hosts.isdisjoint(hosts)
+
+    # -- what hosts say -------------------------------------------------------------------------------------------
+
+    def _on_lost(self, lost: HostLost) -> None:
+        host, now = lost.host, time.monotonic()
+        if self._hosts is not None:
+            self._lose(host, lost.why)
+        elif not (lost.turned_away and self._pool.may_try_later(host, now)):
+            self._lost[host] = lost.why
+            self._pool.mark_lost(host, lost.why, now)
+        self._connect()
+
+    def _lose(self, host: str, why: str) -> None:
+        """Continue without a host."""
+        self._lost.setdefault(host, why)
+        self._files.lost(host)
+        self._checks.lost(host)
+
+    def _hear(self, host: str, message: wire.Message) -> None:
         facts = self._facts[host]
         match message:
             case wire.Hello():
                 self._lost.pop(host, None)
-                facts.hello, facts.info = message, info_of(host, message, self.request.hosts[host])
-            case _ if host in self._lost:
-                return
-            case wire.HostSetUp(storage_problem=str(problem)):
-                text = f"it does not see the storage, which {problem}; its checkpoints travel over the connection"
+                facts.hello, facts.info = message, info_of(host, message, self._request.hosts[host])
+                self._pool.mark_connected(host, facts.info)
+                self._connect()
+            case wire.HostFailed(text=why):
+                self._lose(host, why)
+            case wire.Notice(text=text):
                 self._report(Finding(host, text, is_fatal=False))
-            case wire.HostSetUp():
-                facts.sees_storage = True
-            case wire.RendezvousPorts():
-                self.happened(message, host)
-                return
-            case wire.StorageStatus(failed=str(why)):
-                self._report(Finding(host, f"it cannot use the storage: {why}"))
-                return
-            case wire.Measured():
-                if self._deep is not None:
-                    self._deep.handle(host, message)
-                return
-            case wire.HostProbed() if facts.probed is None:
-                self._note(host, facts, message)
-        super().hear(host, message)
+            case _ if host in self._lost:
+                pass
+            case wire.HostSetUp(storage_problem=problem):
+                facts.sees_storage = problem is None
+                if problem is not None:
+                    text = f"it does not see the storage, which {problem}; its checkpoints travel over the connection"
+                    self._report(Finding(host, text, is_fatal=False))
+                self._files.on_set_up(host, message)
+            case wire.OrderDone(failed=failed):
+                self._on_opened(host, failed)
+            case wire.HostProbed():
+                if facts.probed is None:
+                    self._note(host, facts, message)
+                self._checks.handle(host, message)
 
     def _note(self, host: str, facts: HostFacts, answer: wire.HostProbed) -> None:
-        now, asked_at = time.time(), self.launch_checks.asked_at
+        now, asked_at = time.time(), self._checks.asked_at
         facts.probed = answer
         facts.ahead_s = ((answer.received - asked_at) + (answer.sent - now)) / 2
         uncertain_s = max(0.0, (now - asked_at) - (answer.sent - answer.received)) / 2
@@ -178,15 +244,6 @@ class HostCheck(Engine):
             *clock_findings(host, facts.ahead_s, uncertain_s),
         ):
             self._report(finding)
-
-
-class _Looking(Coordinator):
-    """The loop of a check."""
-
-    engine: HostCheck
-
-    def is_finished(self) -> bool:
-        return self.engine.is_finished()
 
 
 def lacking(facts: Mapping[str, HostFacts], scaling: ScalingConfig, shares: Mapping[str, int]) -> list[Finding]:

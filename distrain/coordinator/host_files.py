@@ -11,7 +11,6 @@ import hashlib
 import json
 import platform
 import re
-from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -73,7 +72,7 @@ class _Host:
     """The state of one host.
 
     then: called once it is set up. question: the latest one. brought: the directory that got the project last.
-    deliveries: callbacks for the answers that its mover owes.
+    deliveries: the number of those under way.
     """
 
     then: list[Callable[[], None]] = field(default_factory=list)
@@ -83,7 +82,7 @@ class _Host:
     tries: int = 0
     brought: str = ""
     mover: OrderLink | None = None
-    deliveries: deque[Callable[[str | None], None]] = field(default_factory=deque)
+    deliveries: int = 0
 
 
 @dataclass(eq=False)
@@ -255,12 +254,20 @@ class HostFiles:
 
     def upload(self, host: str, order: wire.Upload) -> None:
         """Fetch files of a checkpoint from a host."""
-        self._mover(host).order(order)
+        self._mover(host).order(order, partial(self.receive, host))
 
     def deliver(self, host: str, order: wire.Deliver | wire.BringBack, then: Callable[[str | None], None]) -> None:
         """Copy files to a host, or back. Call ``then`` with None, or with the reason why they could not be copied."""
-        self._hosts[host].deliveries.append(then)
-        self._mover(host).order(order)
+        state = self._hosts[host]
+        state.deliveries += 1
+
+        def done(answer: wire.OrderDone) -> None:
+            state.deliveries -= 1
+            if answer.text:
+                say(f"{host}: {answer.text}")
+            then(answer.failed)
+
+        self._mover(host).order(order, done)
 
     def bring_back(self, host: str) -> None:
         """Begin to copy what ranks have written into get_trial_dir() to the run directory, if the host lacks that."""
@@ -287,19 +294,9 @@ class HostFiles:
     def _mover(self, host: str) -> OrderLink:
         state = self._hosts.setdefault(host, _Host())
         if state.mover is None:
-            answer = partial(self._on_answer, host, state)
-            state.mover = OrderLink(self.loop, answer, "mover", json.dumps(self.stream(host)), flags=self.flags)
+            hear, argv = partial(self.receive, host), json.dumps(self.stream(host))
+            state.mover = OrderLink(self.loop, hear, "mover", argv, flags=self.flags)
         return state.mover
-
-    def _on_answer(self, host: str, state: _Host, answer: wire.Message) -> None:
-        if self._hosts.get(host) is not state:
-            return
-        if isinstance(answer, wire.OrderDone):
-            if answer.text:
-                say(f"{host}: {answer.text}")
-            state.deliveries.popleft()(answer.failed)
-        else:
-            self.receive(host, answer)
 
     @hears(events.WorkersStart)
     def on_workers_start(self, _: str, starts: events.WorkersStart) -> None:

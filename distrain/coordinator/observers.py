@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 OBSERVERS = (
     "distrain.console.choice",
-    "distrain.coordinator.fitness.known_hosts",
     "distrain.page.at_end",
     "distrain.trackers.observer",
 )
@@ -72,10 +71,6 @@ class Observers:
         self._observers = list(observers)
         self._timed: list[Any] = [one for one in self._observers if hasattr(one, "deadline")]
         self._hearers: dict[type[Fact], list[Callable[[Fact], None]]] = {}
-
-    def add(self, observer: LoopObserver) -> None:
-        """Add one that belongs to the engine, before the first fact."""
-        self._observers.append(observer)
 
     def tell(self, fact: Fact) -> None:
         """Tell a fact to all who want to hear it."""

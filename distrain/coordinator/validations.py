@@ -9,6 +9,7 @@ import json
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -109,7 +110,7 @@ class Validations:
         environment = {**validator.environment, process.RUN_IDS: process.extended_run_ids(request.run_id)}
         link = OrderLink(
             self._loop,
-            lambda answer: self._on_answer(task, answer),
+            lambda message: None,  # it says nothing unasked
             "validator",
             *(str(paths.root), str(log)),
             flags=request.python_flags,
@@ -127,11 +128,11 @@ class Validations:
                 directory=validator.directory,
                 sys_path=validator.sys_path,
                 body=validator.blob,
-            )
+            ),
+            partial(self._on_answer, task),
         )
 
-    def _on_answer(self, task: _Task, answer: wire.Message) -> None:
-        assert isinstance(answer, wire.ValidationResult)
+    def _on_answer(self, task: _Task, answer: wire.OrderDone) -> None:
         if answer.failed is not None:
             self._end(task, Status.VALIDATION_FAILED, {}, answer.failed)
         else:

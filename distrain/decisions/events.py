@@ -61,7 +61,7 @@ class RunRequest:
     resume_from: the checkpoint that a new run starts from.
     plan: where the ranks are, if another launcher has placed them.
     keeps_logs: the run gets what the ranks print, and has a log of each.
-    checks_hosts: the run ends before its ranks start, see :mod:`distrain.coordinator.host_check`.
+    checks_hosts: only the hosts are looked at, see :mod:`distrain.coordinator.host_check`.
     memory_every: see :class:`~distrain.CheckpointConfig`.
     skips: after earlier rollbacks, by path of the checkpoint ("" for none): up to where rows are left out.
     """
@@ -224,17 +224,6 @@ class HangDetected:
 
 
 @dataclass(frozen=True, slots=True)
-class HostSlow:
-    """A host is slow, and a checkpoint was just committed: a spare host should take its place.
-
-    why: what is slow, such as ``CPU 0.8 TFLOP/s, 41% of the median of 3 others (2)``.
-    """
-
-    host: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class RolledBack:
     """The answer to :class:`RollBack`.
 
@@ -261,7 +250,6 @@ Event = (
     | CheckpointAvailable
     | Outstanding
     | HangDetected
-    | HostSlow
     | RolledBack
     | Tick
 )

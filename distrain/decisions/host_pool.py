@@ -173,16 +173,6 @@ class HostPool:
         """Return True if the host was lost and is not being reconnected."""
         return host in self.losses and not self._is_contacted(host)
 
-    def spares_for(self, host: str, used: Collection[str], workers: int) -> list[str]:
-        """Return unused hosts that would take the place of a used one, none if the good hosts have too few slots."""
-        slots = sum(self._slots[name] for name in used if name != host)
-        spares: list[str] = []
-        for name in self._names:
-            if slots < workers and name not in used and name not in self.losses:
-                spares.append(name)
-                slots += self._slots[name]
-        return spares if slots >= workers else []
-
     def describe_losses(self, hosts: Collection[str] | None = None) -> str:
         """Return a line for each lost host (of ``hosts``, if given) that says why it was lost."""
         chosen = self.losses if hosts is None else set(hosts)

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.decisions.events import SendMessage
-from distrain.decisions.placement import Rendezvous, endpoints_of, fields_of, rendezvous_address, worker_spec
+from distrain.decisions.placement import (
+    Rendezvous,
+    endpoints_of,
+    fields_of,
+    prepare_message,
+    rendezvous_address,
+    worker_spec,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,27 +51,10 @@ class Launch:
         orders: list[SendMessage] = []
         latest: wire.Prepare | None = None
         for host in new:
-            message = self._prepare_message(host, workers[host])
+            message = prepare_message(self._request, host, workers[host])
             latest = latest if message == latest else message  # equal ones are encoded once
             orders.append(SendMessage(host, latest))
         return orders
-
-    def _prepare_message(self, host: str, workers: int) -> wire.Prepare:
-        """Return the job, and how workers start: forked if user and framework allow it, else as new programs."""
-        request, settings = self._request, self._request.hosts[host]
-        return wire.Prepare(
-            start_method=request.scaling.start_method if request.backend.may_fork else "spawn",
-            preload=list(request.job.preload),
-            environment=dict(settings.environment),
-            python_flags=request.python_flags,
-            directory=settings.directory,
-            lease_s=settings.lease_s,
-            is_local=settings.is_local,
-            workers=workers,
-            body=request.job.blob,
-            numa_binding=request.scaling.numa_binding or "",
-            gpus_per_worker=request.scaling.gpus_per_worker,
-        )
 
     def reserve(self, plan: WorldPlan, attempt: int) -> list[SendMessage]:
         """Reserve ports: on rank 0's host one for the rendezvous, then one for each endpoint, if any.

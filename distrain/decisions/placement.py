@@ -41,14 +41,14 @@ def make_plan(hosts: Sequence[HostInfo], scaling: ScalingConfig, *, num_workers:
     shares = shares_of(slots, workers_on(slots, scaling) if num_workers is None else num_workers)
     used = [host for host in hosts if shares[host.name]]
     ranks: list[RankPlan] = []
-    boards: list[str] = []  # of all hosts, because two of them may be the same machine under two names
+    uuids: list[str] = []  # of the GPUs of all hosts, because two of them may be the same machine under two names
     for node_rank, host in enumerate(used):
         share = shares[host.name]
         _check_resources(host, share, scaling)
         _check_gpus(host, scaling)
         for local_rank in range(share):
-            devices, uuids, own_boards = _gpus_of(host, local_rank, scaling.gpus_per_worker)
-            boards += own_boards
+            devices = _devices(local_rank, scaling.gpus_per_worker)
+            uuids += [host.gpus[index].uuid for index in devices] if host.gpus else []
             ranks.append(
                 RankPlan(
                     rank=len(ranks),
@@ -57,13 +57,12 @@ def make_plan(hosts: Sequence[HostInfo], scaling: ScalingConfig, *, num_workers:
                     local_world_size=share,
                     node_rank=node_rank,
                     devices=devices,
-                    uuids=uuids,
                 )
             )
     networks = {host.network for host in used}
     return WorldPlan(
         ranks=tuple(ranks),
-        shares_gpu=len(set(boards)) < len(boards),
+        shares_gpu=len(set(uuids)) < len(uuids),
         shares_network=len(used) == 1 or (len(networks) == 1 and networks != {""}),
         addresses=tuple(host.address for host in used),
         interfaces=tuple(host.interface for host in used),
@@ -96,16 +95,6 @@ def shares_of(slots: Mapping[str, int | None], workers: int) -> dict[str, int]:
     return shares
 
 
-def _gpus_of(host: HostInfo, local_rank: int, each: float) -> tuple[tuple[int, ...], tuple[str, ...], set[str]]:
-    """Return the ``devices`` and ``uuids`` of a rank, as RankPlan has them, and the boards of its GPUs."""
-    devices = _devices(local_rank, each)
-    gpus = [host.gpus[index] for index in devices] if host.gpus else []
-    boards = {gpu.board for gpu in gpus}
-    if any(gpu.is_mig for gpu in host.gpus or ()):  # the rank sees only its own instances
-        return tuple(range(len(devices))), tuple(gpu.uuid for gpu in gpus), boards
-    return devices, (), boards
-
-
 def _devices(local_rank: int, each: float) -> tuple[int, ...]:
     """Return which of the host's GPUs a rank gets. ``each``: GPUs per worker; below 1, ranks share a GPU."""
     if not each:
@@ -128,7 +117,7 @@ def _check_resources(host: HostInfo, workers: int, scaling: ScalingConfig) -> No
 
 
 def _check_gpus(host: HostInfo, scaling: ScalingConfig) -> None:
-    """Raise ResourcesError for GPUs of another type than requested, or that one worker cannot use together."""
+    """Raise ResourcesError for GPUs of another type than requested."""
     gpus = host.gpus or ()
     if scaling.accelerator_type is not None:
         others = sorted({gpu.name for gpu in gpus if not _is_type(gpu.name, scaling.accelerator_type)})
@@ -137,11 +126,6 @@ def _check_gpus(host: HostInfo, scaling: ScalingConfig) -> None:
                 f"{host.name} has {', '.join(others)}, but accelerator_type is {scaling.accelerator_type!r}. Hide the "
                 "others with CUDA_VISIBLE_DEVICES, or drop accelerator_type."
             )
-    if scaling.gpus_per_worker > 1 and any(gpu.is_mig for gpu in gpus):
-        raise ResourcesError(
-            f"{host.name}: a process can use one MIG instance only, but resources_per_worker asks for "
-            f"{scaling.gpus_per_worker:g} GPUs each. Ask for more workers with one each."
-        )
 
 
 def _is_type(name: str, wanted: str) -> bool:
@@ -205,7 +189,6 @@ def worker_spec(
         environment={
             **rank_environment(request, plan, rank, rendezvous, attempt),
             **{name: first[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in first},  # the user's own
-            **visible_devices(rank),
             **request.backend.environment(plan, rank, rendezvous.endpoints),
         },
         defaults={**rendezvous_network(plan, rank.node_rank), **RANK_DEFAULTS, **request.backend.defaults},
@@ -251,13 +234,22 @@ def rank_environment(
     return {name: str(value) for name, value in environment.items()}
 
 
-def visible_devices(rank: RankPlan) -> dict[str, str]:
-    """Return CUDA_VISIBLE_DEVICES for a rank on a host with MIG instances: it sees only its own.
-
-    Whole GPUs are visible to all ranks of their host. So LOCAL_RANK is the index of a rank's GPU, and NCCL can copy
-    between GPUs directly.
-    """
-    return {"CUDA_VISIBLE_DEVICES": ",".join(rank.uuids)} if rank.uuids else {}
+def prepare_message(request: RunRequest, host: str, workers: int) -> wire.Prepare:
+    """Return the job, and how workers start: forked if user and framework allow it, else as new programs."""
+    settings = request.hosts[host]
+    return wire.Prepare(
+        start_method=request.scaling.start_method if request.backend.may_fork else "spawn",
+        preload=list(request.job.preload),
+        environment=dict(settings.environment),
+        python_flags=request.python_flags,
+        directory=settings.directory,
+        lease_s=settings.lease_s,
+        is_local=settings.is_local,
+        workers=workers,
+        body=request.job.blob,
+        numa_binding=request.scaling.numa_binding or "",
+        gpus_per_worker=request.scaling.gpus_per_worker,
+    )
 
 
 RANK_DEFAULTS = {

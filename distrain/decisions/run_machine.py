@@ -27,7 +27,6 @@ from distrain.decisions.events import (
     Event,
     HangDetected,
     HostLost,
-    HostSlow,
     Outstanding,
     RankEnds,
     RollBack,
@@ -110,8 +109,6 @@ class RunStateMachine:
         self.retries = RetryPolicy(request.failure_config, is_script=request.is_script)
         self.hung: HangDetected | None = None
         """The hang that ended the latest attempt."""
-        self._replaced: dict[int, HostSlow] = {}
-        """By attempt that was ended for it: the slow host whose place another one takes."""
         self._rollbacks: dict[int, RollBack] = {}
         """By attempt that was ended for it."""
         self._skips = dict(request.skips)
@@ -166,7 +163,7 @@ class RunStateMachine:
     @property
     def failures(self) -> list[RankFailure]:
         """The failures of the latest attempt, in order of arrival. One that was ended on purpose has none."""
-        return [] if self.attempt in self._replaced or self.attempt in self._rollbacks else self._ranks.failures()
+        return [] if self.attempt in self._rollbacks else self._ranks.failures()
 
     @property
     def outcomes(self) -> Mapping[int, wire.Outcome]:
@@ -436,8 +433,7 @@ class RunStateMachine:
             return
         self._move(RunState.STARTING)
         self._deadline, self.retries.started_from = None, self.checkpoint
-        is_planned = self.attempt - 1 in self._replaced or self.attempt - 1 in self._rollbacks
-        if self.retries.used and not is_planned:
+        if self.retries.used and self.attempt - 1 not in self._rollbacks:
             self._do(ShowLine(f"{self.retries}, from {self._name_start()}"))
         self._do(*starts, WorkersStart(self.plan))
 
@@ -685,22 +681,6 @@ class RunStateMachine:
         """Return whether work of a rank that had finished may be lost: a checkpoint, or what exit handlers do."""
         return lost.owes or (self.request.is_script and rank.exited is None)
 
-    def spares_for(self, host: str) -> Sequence[str]:
-        """Return the hosts that would take the place of this one, none if they have too few slots."""
-        if self.plan is None or self.request.plan is not None:
-            return ()
-        return self._host_pool.spares_for(host, self.plan.hosts, self.plan.world_size)
-
-    @on(HostSlow, RunState.RUNNING)
-    def _on_host_slow(self, _: str, slow: HostSlow) -> None:
-        """Stop the attempt, so that a spare host takes the place of a slow one, unless a rank has finished already."""
-        spares = self.spares_for(slow.host)
-        if not self.outcomes and spares:
-            self._replaced[self.attempt] = slow
-            text = f"{slow.host} is slow ({slow.why}); replaced by {name_hosts(spares)} at {self._name_checkpoint()}"
-            self._do(ShowLine(text))
-            self._stop_others()
-
     @on(wire.HostFailed)
     def _on_host_failed(self, host: str, message: wire.HostFailed) -> None:
         self._end_for(f"{host}: {message.text}")
@@ -915,10 +895,6 @@ class RunStateMachine:
             self._end(RunState.FINISHED)  # even if a stop was requested at the last moment
         elif self.stop_reason is not None:
             self._end(RunState.STOPPED)
-        elif (slow := self._replaced.get(self.attempt)) and not self.problem:
-            self._host_pool.mark_lost(slow.host, f"it was slow: {slow.why}", self._now)
-            self._launch.forget(slow.host)
-            self._begin_next_attempt()
         elif (rollback := self._rollbacks.get(self.attempt)) and not self.problem:
             self._do(rollback)
         elif self._may_restart():
@@ -936,12 +912,9 @@ class RunStateMachine:
             return f"stopped by {self.stop_reason}"
         if self.hung is not None and not self.failures:
             return self._describe_failure()
-        slow = self._replaced.get(self.attempt)
         if rollback := self._rollbacks.get(self.attempt):
             return self.problem or str(rollback)
-        if self.problem or not slow:
-            return self.problem or finished_early(self.failures, self.outcomes)
-        return f"{slow.host} was slow: {slow.why}"
+        return self.problem or finished_early(self.failures, self.outcomes)
 
     def _lost_host_error(self) -> str | None:
         """Return the text of the error for a run that lost a host and may not restart."""

@@ -73,7 +73,6 @@ class Trial:
             "PYTHONDONTWRITEBYTECODE": "1",
             "TMPDIR": str(folder / "tmp"),
             "WANDB_MODE": "offline",
-            "XDG_STATE_HOME": str(folder),
         }
         with open(folder / "console.log", "ab") as console:
             self._process = spawn_quiet(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class GpuHealth:
     """The state of one GPU. What a GPU or its driver does not tell has the value of a healthy and idle one.
 
-    index: its number for nvidia-smi. board: its UUID.
+    index: its number for nvidia-smi.
     memory_bytes, free_bytes: 0 if unknown.
     processes: those that use it, such as ``python (pid 4711)``.
     memory_errors: number of uncorrectable ones since the driver was loaded.
@@ -27,7 +27,7 @@ class GpuHealth:
     """
 
     index: int
-    board: str
+    uuid: str
     memory_bytes: int = 0
     free_bytes: int = 0
     processes: Sequence[str] = ()
@@ -37,7 +37,7 @@ class GpuHealth:
     celsius: int = 0
 
 
-def gpu_health(boards: Collection[str], *, with_processes: bool = True) -> list[GpuHealth]:
+def gpu_health(uuids: Collection[str], *, with_processes: bool = True) -> list[GpuHealth]:
     """Return the health of the GPUs with these UUIDs; of none if there is no usable driver. Raises nothing.
 
     with_processes: name the processes that use each GPU, which takes longer.
@@ -53,14 +53,14 @@ def gpu_health(boards: Collection[str], *, with_processes: bool = True) -> list[
             for index in range(pynvml.nvmlDeviceGetCount()):
                 with contextlib.suppress(pynvml.NVMLError):  # lost, or of another container: find_gpus() reports that
                     device = pynvml.nvmlDeviceGetHandleByIndex(index)
-                    if (board := pynvml.nvmlDeviceGetUUID(device)) in boards:
-                        found.append(_health(pynvml, index, board, device, with_processes=with_processes))
+                    if (uuid := pynvml.nvmlDeviceGetUUID(device)) in uuids:
+                        found.append(_health(pynvml, index, uuid, device, with_processes=with_processes))
         finally:
             pynvml.nvmlShutdown()
     return found
 
 
-def _health(nvml: Any, index: int, board: str, device: Any, *, with_processes: bool) -> GpuHealth:
+def _health(nvml: Any, index: int, uuid: str, device: Any, *, with_processes: bool) -> GpuHealth:
     def ask(default: Any, question: Callable[..., Any], *arguments: int) -> Any:
         try:
             return question(device, *arguments)
@@ -73,7 +73,7 @@ def _health(nvml: Any, index: int, board: str, device: Any, *, with_processes: b
     processes = ask([], nvml.nvmlDeviceGetComputeRunningProcesses) if with_processes else []
     return GpuHealth(
         index=index,
-        board=board,
+        uuid=uuid,
         memory_bytes=memory.total if memory is not None else 0,
         free_bytes=memory.free if memory is not None else 0,
         processes=[_describe(process) for process in processes],

@@ -14,20 +14,20 @@ MIRROR = "DISTRAIN_MIRROR"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A device that CUDA can show to a process: a whole GPU, or a MIG instance of one.
+    """A GPU that CUDA can show to a process.
 
-    name: name of the product. uuid: accepted by CUDA_VISIBLE_DEVICES. board: UUID of the physical GPU. pci: its PCI
-    address as below /sys/bus/pci/devices; empty if unknown.
+    name: name of the product. uuid: accepted by CUDA_VISIBLE_DEVICES. pci: its PCI address as below
+    /sys/bus/pci/devices; empty if unknown.
     """
 
     name: str
     uuid: str
-    board: str
     pci: str = ""
 
     @property
     def is_mig(self) -> bool:
-        return self.uuid != self.board
+        """True for an instance of a GPU that is split, whose health NVML does not tell."""
+        return self.uuid.startswith("MIG-")
 
 
 def gpu_problem(named: Sequence[str], found: Sequence[Gpu]) -> str | None:
@@ -37,21 +37,13 @@ def gpu_problem(named: Sequence[str], found: Sequence[Gpu]) -> str | None:
     """
     left, listed = list(found), f"gpus={','.join(named)} in the hostfile"
     for entry in named:
-        mine = _shown_as(entry, left)
-        if not mine:
+        mine = next((gpu for gpu in left if entry.isdigit() or gpu.uuid.startswith(entry)), None)
+        if mine is None:  # an index may be any GPU, so it takes the next one
             which = f"GPU {entry}" if entry.isdigit() else entry
             why = "or that is named twice" if found else "or no NVIDIA driver with libnvidia-ml"
             return f"{listed}, but it has no {which}, {why}; nvidia-smi -L shows there which it has"
-        left = [gpu for gpu in left if gpu not in mine]
+        left.remove(mine)
     return None
-
-
-def _shown_as(entry: str, left: Sequence[Gpu]) -> list[Gpu]:
-    """Return those of the remaining GPUs that an entry names. An index may be any GPU, so it takes the next one."""
-    if entry.startswith("MIG-"):
-        return [gpu for gpu in left if gpu.uuid.startswith(entry)][:1]
-    boards = [gpu.board for gpu in left if entry.isdigit() or gpu.board.startswith(entry)]
-    return [gpu for gpu in left if gpu.board in boards[:1]]
 
 
 def collective_variables(interface: str) -> dict[str, str]:

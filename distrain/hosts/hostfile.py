@@ -273,8 +273,10 @@ def _gpus(text: str) -> tuple[str, ...]:
     gpus = tuple(text.split(","))
     if not all(_GPU.fullmatch(gpu) for gpu in gpus):
         raise ValueError(f"gpus={text}: must be indices or UUIDs such as 0,2")
+    if len(gpus) > 1 and gpus[0].startswith("MIG-"):
+        raise ValueError(f"gpus={text}: CUDA shows a process one MIG instance only; name one")
     if len({"index" if gpu.isdigit() else gpu[:4] for gpu in gpus}) > 1:
-        raise ValueError(f"gpus={text}: must be all indices, all GPU-... or all MIG-...; CUDA does not mix them")
+        raise ValueError(f"gpus={text}: must be all indices, or all GPU-...; CUDA does not mix them")
     if len(set(gpus)) < len(gpus):
         raise ValueError(f"gpus={text}: a GPU is named twice")
     return gpus

@@ -28,8 +28,7 @@ _LEAST_FREE_OF_GPU = 0.02
 class Trouble:
     """A thing that is wrong for a rank.
 
-    kind: ``memory`` or ``GPU``; ``host`` if a test has shown that the host is slow. problem: which of the possible
-    problems of that kind. text: the fact in words.
+    kind: ``memory`` or ``GPU``. problem: which of the possible problems of that kind. text: the fact in words.
     """
 
     rank: int
@@ -73,13 +72,13 @@ def _memory_troubles(ranks: Mapping[int, int], before: list[Trouble]) -> list[Tr
 
 
 def _gpu_troubles(gpus: Mapping[int, Sequence[Gpu]]) -> list[Trouble]:
-    boards = {gpu.board for own in gpus.values() for gpu in own}
-    health = {found.board: found for found in gpu_health(boards, with_processes=False)}
+    uuids = {gpu.uuid for own in gpus.values() for gpu in own}
+    health = {found.uuid: found for found in gpu_health(uuids, with_processes=False)}
     return [
-        Trouble(rank=rank, kind="GPU", problem=f"{problem} {gpu.board}", text=text)
+        Trouble(rank=rank, kind="GPU", problem=f"{problem} {gpu.uuid}", text=text)
         for rank, own in gpus.items()
         for gpu in own
-        for problem, text in _problems(gpu, health.get(gpu.board))
+        for problem, text in _problems(gpu, health.get(gpu.uuid))
     ]
 
 

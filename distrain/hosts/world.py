@@ -16,8 +16,6 @@ class RankPlan:
 
     node_rank: index of the host among the hosts of the attempt.
     devices: indices of its GPUs.
-    uuids: UUIDs of its GPUs if the host has MIG instances, else empty. CUDA numbers MIG instances in an order of its
-        own, and shows a process only the first visible one, so the instances of other ranks must be hidden.
     """
 
     rank: int
@@ -26,7 +24,6 @@ class RankPlan:
     local_world_size: int
     node_rank: int
     devices: tuple[int, ...] = ()
-    uuids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

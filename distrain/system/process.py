@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from distrain.errors import ResourcesError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 RUN_IDS = "DISTRAIN_RUN_IDS"
 """Environment variable with the ids of the runs that a process belongs to, colon-separated, the innermost last."""
@@ -87,7 +87,6 @@ BROUGHT = ".brought"
 _PROGRAMS = {
     "agent": "distrain.agent.main",
     "forkserver": "distrain.agent.forkserver",
-    "measurer": "distrain.torch.measurer",
     "mover": "distrain.transfer.mover",
     "stream-server": "distrain.transfer.stream_server",
     "uploader": "distrain.transfer.uploader",
@@ -191,43 +190,30 @@ def describe(argv: Sequence[str]) -> str:
 
 # -- open files ------------------------------------------------------------------------------------------------------
 
-_open_files_lock = threading.Lock()
-_open_files_users = 0
 _usual_open_files: tuple[int, int] | None = None
 """The limits on open files before they were raised."""
 
 
-@contextlib.contextmanager
-def raised_fd_limit(needed: int, wanted: int) -> Iterator[None]:
-    """Let this process open more files within the block. Programs that :func:`spawn` starts get the usual limit.
+def raise_fd_limit(needed: int, wanted: int) -> None:
+    """Let this process open more files from now on. Programs that :func:`spawn` starts get the usual limit.
 
-    needed: the number of further files without which the block cannot work. wanted: a larger one, for comfort.
+    needed: the number of further files without which it cannot work. wanted: a larger one, for comfort.
 
     Raises ResourcesError if the hard limit is below ``needed``.
     """
-    global _open_files_users, _usual_open_files
+    global _usual_open_files
     already = len(os.listdir("/dev/fd"))
     needed, wanted = already + needed + _LEAST_SPARE_FILES, already + wanted + _SPARE_FILES
-    with _open_files_lock:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = math.inf if hard == resource.RLIM_INFINITY else hard
-        if needed > most:
-            raise ResourcesError(
-                f"this process needs {needed:,} open files, but may have {most:,.0f}: raise its hard limit "
-                "(ulimit -Hn, nofile in /etc/security/limits.conf, or LimitNOFILE of systemd)"
-            )
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            _usual_open_files = _usual_open_files or (soft, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (int(min(wanted, most)), hard))
-        _open_files_users += 1
-    try:
-        yield
-    finally:
-        with _open_files_lock:
-            _open_files_users -= 1
-            if not _open_files_users and _usual_open_files is not None:
-                resource.setrlimit(resource.RLIMIT_NOFILE, _usual_open_files)
-                _usual_open_files = None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = math.inf if hard == resource.RLIM_INFINITY else hard
+    if needed > most:
+        raise ResourcesError(
+            f"this process needs {needed:,} open files, but may have {most:,.0f}: raise its hard limit "
+            "(ulimit -Hn, nofile in /etc/security/limits.conf, or LimitNOFILE of systemd)"
+        )
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        _usual_open_files = _usual_open_files or (soft, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(min(wanted, most)), hard))
 
 
 def _keep_usual_open_files(child: int) -> None:

@@ -52,7 +52,6 @@ class StorageExecutor:
             match order:
                 case wire.OpenStorage():
                     self._open(order)
-                    return wire.StorageStatus()
                 case wire.Upload():
                     return self._store_files(order)
                 case wire.PublishCheckpoint():

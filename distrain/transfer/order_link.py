@@ -7,7 +7,7 @@ import os
 import time
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.system import process
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from distrain.system.loop import Loop
 
-_UNASKED = (wire.Notice, wire.HostFailed)
-"""Messages that answer no order."""
+    _Order = tuple[wire.Message, Callable[[Any], None]]
+    """An order, and what gets its answer."""
+
 _REPEATABLE = (wire.PublishCheckpoint, wire.UpdateManifest, wire.DeleteCheckpoints, wire.MirrorRecords, wire.Deliver)
 """Orders that may be carried out twice."""
 _MAX_RESTARTS = 3
@@ -35,32 +36,28 @@ class OrderLink:
     It answers orders in their order. If it dies, open orders fail, except those that another process may repeat.
 
     loop: without one, answers are read by :meth:`settle` only.
-    answer: gets every message of the process.
+    hear: gets every message of the process that answers no order.
     program, arguments: its name and arguments for :func:`~distrain.system.process.bootstrap_argv`. The pid of this
         process comes before the arguments.
-    python: its interpreter; empty for that of this process.
     """
 
     def __init__(
         self,
         loop: Loop | None,
-        answer: Callable[[wire.Message], None],
+        hear: Callable[[wire.Message], None],
         program: str,
         *arguments: str,
         flags: Sequence[str],
         environment: Mapping[str, str] | None = None,
-        python: str = "",
     ) -> None:
         self._loop = loop
-        self._answer = answer
+        self._hear = hear
         self._program = program
-        self._argv = process.bootstrap_argv(
-            program, str(os.getpid()), *arguments, python=[python] if python else [], flags=flags
-        )
+        self._argv = process.bootstrap_argv(program, str(os.getpid()), *arguments, flags=flags)
         self._environment = environment
-        self._opening: wire.OpenStorage | None = None
+        self._opening: _Order | None = None
         self._child: ChildLink | None = None
-        self._open: deque[wire.Message] = deque()
+        self._open: deque[_Order] = deque()
         self._deaths = 0
 
     @property
@@ -73,20 +70,23 @@ class OrderLink:
         """True if every order is answered."""
         return not self._open
 
-    def order(self, order: wire.Message) -> None:
-        """Send an order. If the process cannot be started, the order is answered with that failure."""
+    def order(self, order: wire.Message, then: Callable[[Any], None]) -> None:
+        """Send an order. Call ``then`` with the answer, also if the process cannot be started.
+
+        The answer is :class:`~distrain.wire.FilesCopied` for an upload, :class:`~distrain.wire.OrderDone` for others.
+        """
         if isinstance(order, wire.OpenStorage):
-            self._opening = replace(order, again=True)
+            self._opening = replace(order, again=True), then
         try:
             child = self._child or self._start(opens=isinstance(order, wire.OpenStorage))
         except OSError as error:
-            self._answer_failed([order], f"the {self._program} cannot be started: {error}")
+            self._answer_failed([(order, then)], f"the {self._program} cannot be started: {error}")
         else:
-            self._send(child, order)
+            self._send(child, (order, then))
 
-    def _send(self, child: ChildLink, order: wire.Message) -> None:
+    def _send(self, child: ChildLink, order: _Order) -> None:
         self._open.append(order)
-        child.channel.queue(order)
+        child.channel.queue(order[0])
 
     def _start(self, *, opens: bool) -> ChildLink:
         child = self._child = ChildLink(self._argv, environment=self._environment)
@@ -97,13 +97,18 @@ class OrderLink:
         return child
 
     def _on_frames(self, frames: list[wire.Frame]) -> None:
-        if not frames and self._child is not None:  # else an answer has closed the link
+        child = self._child
+        if not frames and child is not None:  # else an answer has closed the link
             self._on_death()
         for frame in frames:
+            if self._child is not child:
+                break
             message = frame.message()
-            if not isinstance(message, _UNASKED):
-                self._open.popleft()
-            self._answer(message)
+            if isinstance(message, (wire.OrderDone, wire.FilesCopied)):
+                _, then = self._open.popleft()
+                then(message)
+            else:
+                self._hear(message)
 
     def detach(self) -> None:
         """Do without the loop from now on: :meth:`settle` reads the answers."""
@@ -139,15 +144,15 @@ class OrderLink:
         again = self._deaths < _MAX_RESTARTS
         self._deaths += 1
         opening = [self._opening] if again and self._opening is not None else []
-        opened = [order for order in self._open if opening and isinstance(order, wire.OpenStorage)]
-        repeated = [order for order in self._open if again and isinstance(order, _REPEATABLE)]
+        opened = [order for order in self._open if opening and isinstance(order[0], wire.OpenStorage)]
+        repeated = [order for order in self._open if again and isinstance(order[0], _REPEATABLE)]
         lost = [order for order in self._open if order not in (*opened, *repeated)]
         self._open = deque()
         for order in (*opening, *repeated):
-            self.order(order)
+            self.order(*order)
         # At last, since the receiver of an answer may give new orders.
         self._answer_failed(lost, f"the {self._program} has died (exit code {code})")
 
-    def _answer_failed(self, orders: Iterable[wire.Message], why: str) -> None:
-        for order in orders:
-            self._answer(wire.failed_answer(order, why, "its files may still be in {}"))
+    def _answer_failed(self, orders: Iterable[_Order], why: str) -> None:
+        for order, then in orders:
+            then(wire.failed_answer(order, why, "its files may still be in {}"))

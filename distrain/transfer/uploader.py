@@ -52,7 +52,7 @@ class _Uploader:
                 order = frame.message()
                 answer = self._executor.do(order)
                 self._channel.send(answer)
-                if isinstance(order, wire.OpenStorage) and order.spool and answer == wire.StorageStatus():
+                if isinstance(order, wire.OpenStorage) and order.spool and answer == wire.OrderDone():
                     self._mirror_at = time.monotonic()
                     complaint = "the heartbeat of the run cannot be written"
                     Heartbeats(partial(self._try, self._executor.beat, complaint))  # as an order may take long

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 27
+WIRE_VERSION = 28
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -341,22 +341,11 @@ class TakeStacks(Message):
 
     watches: also find out which of them make no progress for a second.
 
-    Coordinator -> agent; answered by :class:`StackDump` for each rank, then by :class:`StacksDone`.
+    Coordinator -> agent; answered by :class:`Dump` for each rank, then by :class:`StacksDone`.
     """
 
     attempt: int
     watches: bool = False
-
-
-@message
-class StackDump(OfAttempt):
-    """The stacks of all threads of a worker, as faulthandler wrote them.
-
-    Agent -> coordinator.
-    """
-
-    rank: int
-    body: bytes
 
 
 @message
@@ -429,45 +418,6 @@ class HostProbed(Message):
     failed_peers: dict[str, str] = field(default_factory=dict)
 
 
-@message
-class Measure(Message):
-    """Measure something in a process of its own that has the workers' interpreter.
-
-    what: ``start`` (import torch, say what the host has, and wait for partners at ``address``), ``host`` (the host, and
-    its disk in ``folder``), or ``pair``: the connection to another host, as ``rank`` 0 or 1 of the two, which meet at
-    ``address`` and ``port``, by the network ``interface``. number: names the pair. on_gpu: by NCCL, between the first
-    GPUs.
-
-    Coordinator -> agent -> measurer; answered by :class:`Measured`.
-    """
-
-    number: int
-    what: str
-    folder: str = ""
-    rank: int = 0
-    address: str = ""
-    port: int = 0
-    interface: str = ""
-    on_gpu: bool = False
-
-
-@message
-class Measured(Message):
-    """The results of a measurement by name, see :data:`~distrain.decisions.fitness.rates.RULES`; or why it has failed.
-
-    model: what must be equal for a comparison with other hosts. port: where the host waits for partners. busy: the
-    share of the CPU time that other programs have used.
-
-    Measurer -> agent -> coordinator.
-    """
-
-    results: dict[str, float] = field(default_factory=dict)
-    model: str = ""
-    port: int = 0
-    busy: float = 0.0
-    failed: str | None = None
-
-
 # -- storage ---------------------------------------------------------------------------------------------------------
 
 
@@ -480,7 +430,8 @@ class OpenStorage(Message):
     only stores the files of checkpoints. again: files could be written when the run began, so that an error now may
     be temporary.
 
-    Coordinator -> uploader; answered by :class:`StorageStatus`.
+    Coordinator -> uploader; answered by :class:`OrderDone`, again by an uploader that takes the place of one that has
+    died.
     """
 
     url: str
@@ -491,22 +442,13 @@ class OpenStorage(Message):
 
 
 @message
-class StorageStatus(Message):
-    """The run directory can be written, or (``failed``) why it cannot.
-
-    Uploader -> coordinator, also from an uploader that takes the place of one that has died.
-    """
-
-    failed: str | None = None
-
-
-@message
 class Upload(Message):
     """Store ``files`` of ``source`` in ``directory``, and hash the ``others``, while the rank keeps training.
 
     source: empty if the ranks have written the files into ``directory`` themselves; then all its files are hashed.
-    others: files that a lower rank reports. directory: a path, or a name in a remote run directory. ordinal: below 0
-    for files in memory, whatever the attempt. facts: as in :class:`Reported`; files that have changed are refused.
+    others: files that a lower rank reports. directory: a path, or a name in a remote run directory; empty if the files
+    stay in the memory of the host, and only have to be hashed. ordinal: below 0 for files in memory that are stored,
+    whatever the attempt. facts: as in :class:`Reported`; files that have changed are refused.
 
     Coordinator -> uploader; answered by :class:`FilesCopied`.
     """
@@ -569,33 +511,17 @@ class MirrorRecords(Message):
 class OrderDone(Message):
     """The oldest unanswered order is carried out, or (``failed``) why it could not be.
 
-    text: what the user should know.
+    text: what the user should know. body: the metrics of :class:`RunValidation` as JSON.
 
-    Uploader or mover -> coordinator.
+    Uploader, mover or validator -> its parent; an agent passes on the answer to :class:`OpenStorage`.
     """
 
     failed: str | None = None
     text: str = ""
+    body: bytes = b""
 
 
 # -- checkpoints in memory -------------------------------------------------------------------------------------------
-
-
-@message
-class HashFiles(ToMemory):
-    """Compute size and crc32 of files that a rank has written into the memory of its host.
-
-    folder: their directory; ``files`` are relative to it. facts: the size and crc32 that the rank has computed.
-
-    Coordinator -> agent; answered by :class:`FilesCopied`.
-    """
-
-    attempt: int
-    rank: int
-    ordinal: int
-    folder: str
-    files: list[str]
-    facts: dict[str, list[int]] = field(default_factory=dict)
 
 
 @message
@@ -619,22 +545,11 @@ class KeepRound(ToMemory):
 class CopyRound(ToMemory):
     """Copy the parts of a checkpoint in memory whose ``copy`` is this host, and verify them.
 
-    Coordinator -> agent; answered by :class:`RoundCopied`.
+    Coordinator -> agent; answered by :class:`RoundDone`.
     """
 
+    attempt: int
     name: str
-
-
-@message
-class RoundCopied(Message):
-    """The parts are copied, or (``failed``) why they are not. folder: has a directory ``rank_3`` for each.
-
-    Agent -> coordinator.
-    """
-
-    name: str
-    folder: str = ""
-    failed: str | None = None
 
 
 @message
@@ -643,7 +558,7 @@ class GatherRound(ToMemory):
 
     host, body: as in :class:`KeepRound`. What this host lacks, or has with other bytes, it reads from the other copy.
 
-    Coordinator -> agent; answered by :class:`RoundGathered`.
+    Coordinator -> agent; answered by :class:`RoundDone`.
     """
 
     attempt: int
@@ -652,16 +567,18 @@ class GatherRound(ToMemory):
 
 
 @message
-class RoundGathered(OfAttempt):
-    """The checkpoint is in ``folder``, or (``failed``) why no intact copy of a part was found.
+class RoundDone(OfAttempt):
+    """A checkpoint in memory is complete in ``folder``, or (``failed``) no intact copy of a part was found.
 
-    notes: a sentence for each copy that was damaged or missing, and what was used instead.
+    is_copy: instead, the parts whose copy is on this host are: ``folder`` has a directory ``rank_3`` for each. notes: a
+    sentence for each copy that was damaged or missing, and what was used instead.
 
     Agent -> coordinator.
     """
 
     name: str
     folder: str = ""
+    is_copy: bool = False
     notes: list[str] = field(default_factory=list)
     failed: str | None = None
 
@@ -797,7 +714,7 @@ class RunValidation(Message):
     checkpoint: its path or URL. overrides: replace its usual keyword arguments, encoded as in :class:`Reported`. body:
     the pickled work that holds the function.
 
-    Coordinator -> validator; answered by :class:`ValidationResult`.
+    Coordinator -> validator; answered by :class:`OrderDone`.
     """
 
     checkpoint: str
@@ -806,17 +723,6 @@ class RunValidation(Message):
     directory: str
     sys_path: list[str]
     body: bytes
-
-
-@message
-class ValidationResult(Message):
-    """The metrics as JSON, or (``failed``) why there are none.
-
-    Validator -> coordinator.
-    """
-
-    body: bytes = b""
-    failed: str | None = None
 
 
 # -- the life of a worker --------------------------------------------------------------------------------------------
@@ -923,19 +829,18 @@ class Standstill(FromWorker):
 
 
 @message
-class TellStandstill(ToWorker):
-    """Say whether the main thread stands still. Stacks may be taken next, which makes it write.
+class Ask(ToWorker):
+    """Ask a rank for what its thread for vitals knows, while it trains.
 
-    Coordinator -> worker; answered by :class:`Standstill`, unless native code holds the GIL.
+    what: ``standstill``, which is answered by :class:`Standstill` unless native code holds the GIL: stacks may be taken
+    next, which makes the main thread write. ``flight_recorder``, that of torch: by :class:`Dump`, if there is anything.
+    ``profile``, of so many ``seconds``: by some :class:`Dump`, the last one a ``profile``.
+
+    Coordinator -> worker.
     """
 
-
-@message
-class DumpRecorder(ToWorker):
-    """Send what torch's flight recorder has.
-
-    Coordinator -> worker; answered by :class:`Dump`, if there is anything.
-    """
+    what: str
+    seconds: float = 0.0
 
 
 @message
@@ -943,42 +848,13 @@ class Dump(FromWorker):
     """Evidence of what a rank was doing, for the attempt's evidence folder.
 
     what: see :data:`~distrain.storage.names.EVIDENCE_SUFFIXES`; or ``last_collectives`` of a rank that has finished,
-    which are not kept as a file.
+    which are not kept as a file. ``stacks`` are those of all threads, as faulthandler wrote them.
 
-    Worker -> coordinator.
+    Worker -> coordinator; stacks: agent -> coordinator.
     """
 
     what: str
     body: bytes
-
-
-@message
-class TakeProfile(ToWorker):
-    """Profile the rank for so many seconds, while it trains.
-
-    Coordinator -> worker; answered by some :class:`Dump`, the last one a ``profile``.
-    """
-
-    seconds: float
-
-
-@message
-class SniffTest(ToWorker):
-    """Measure how fast the CPUs, the memory and the GPU of this rank are, in the next report().
-
-    Coordinator -> worker; answered by :class:`Sniffed`.
-    """
-
-
-@message
-class Sniffed(FromWorker):
-    """The measurements of a rank. See :func:`distrain.worker.sniff_test.sniff`.
-
-    Worker -> coordinator.
-    """
-
-    results: dict[str, float]
-    model: str = ""
 
 
 @message
@@ -1272,26 +1148,19 @@ class StopDecision(ToWorker):
 
 
 @message
-class RunFailed(ToWorker):
-    """The run cannot continue. The next call of distrain on the rank, or the one in which it waits, raises this.
-
-    culprit: the rank that has failed; None if the run directory cannot be written.
-
-    Rank 0 -> rank.
-    """
-
-    text: str
-    culprit: int | None = None
-
-
-@message
 class RunEnded(ToWorker):
-    """The end of fit() on rank 0: a pickled pair of its Result, or None, and its exception, or None.
+    """The end of the run, as rank 0 knows it.
+
+    text: why it cannot continue. The next call of distrain on the rank, or the one in which it waits, raises this.
+    culprit: the rank that has failed; None if the run directory cannot be written. body: at the end of fit() on rank 0:
+    a pickled pair of its Result, or None, and its exception, or None.
 
     Rank 0 -> rank.
     """
 
-    body: bytes
+    text: str = ""
+    culprit: int | None = None
+    body: bytes = b""
 
 
 # -- answers to orders that failed -----------------------------------------------------------------------------------
@@ -1304,16 +1173,7 @@ def failed_answer(order: Message, why: Exception | str, kept: str = "what could 
     """
     is_bug = isinstance(why, Exception) and not isinstance(why, (OSError, DistrainError))
     text = f"{type(order).__name__}: {type(why).__name__}: {why}" if is_bug else str(why)
-    match order:
-        case Upload(attempt=attempt, rank=rank, ordinal=ordinal, source=source):
-            failed = f"{text}; {kept.format(source)}" if source else text
-            return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, failed=failed)
-        case OpenStorage():
-            return StorageStatus(failed=text)
-        case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords() | Deliver() | BringBack():
-            return OrderDone(failed=text)
-        case Measure():
-            return Measured(failed=text)
-        case RunValidation():
-            return ValidationResult(failed=text)
-    raise AssertionError(f"not an order: {order!r:.200}")
+    if not isinstance(order, Upload):
+        return OrderDone(failed=text)
+    failed = f"{text}; {kept.format(order.source)}" if order.source else text
+    return FilesCopied(attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, failed=failed)

@@ -42,7 +42,6 @@ from distrain.worker.reporting.checks import (
 )
 from distrain.worker.reporting.memory_part import MemoryParts, Part, is_short
 from distrain.worker.reporting.metrics import encode_metrics
-from distrain.worker.sniff_test import sniff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -164,7 +163,6 @@ class Session:
         """Begins a profile of this rank; set by :mod:`distrain.worker.main`."""
         self.on_debugger_input: Callable[[wire.DebuggerInput], None] = lambda message: None
         """Passes on what the user of the debugger sends; set by it."""
-        self._must_sniff = False
         self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
         self._call = ""
         """The call that holds the lock."""
@@ -197,9 +195,6 @@ class Session:
             if options.mode is ASYNC and not self._channel.has_uploader:
                 options = replace(options, mode=SYNC, delete=options.deletes)
             self._listen()
-            if self._must_sniff:  # here, all ranks are about equally busy
-                self._must_sniff = False
-                self._channel.send(sniff(self.context))
             self.wait_until(lambda: self._reports - self._acknowledged < wire.MOST_UNACKNOWLEDGED)  # they may be lost
             self._raise_storing_error()
             if checkpoint is None:
@@ -733,14 +728,12 @@ class Session:
                 self._vote_at = call
             case wire.DebuggerInput():
                 self.on_debugger_input(message)
-            case wire.TellStandstill():
+            case wire.Ask(what="standstill"):
                 self.on_question()
-            case wire.DumpRecorder():
+            case wire.Ask(what="flight_recorder"):
                 self.on_dump()
-            case wire.TakeProfile(seconds=seconds):
+            case wire.Ask(seconds=seconds):
                 self.on_profile(seconds)
-            case wire.SniffTest():
-                self._must_sniff = True
             case wire.Release():
                 self.released = True
 

@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
         channel.send(_validate(order, Path(run), Path(log)))
 
 
-def _validate(order: wire.RunValidation, run: Path, log: Path) -> wire.ValidationResult:
+def _validate(order: wire.RunValidation, run: Path, log: Path) -> wire.OrderDone:
     try:
         RunPaths(run).make_parent(log)
         fd = open_without_links(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -55,9 +55,9 @@ def _validate(order: wire.RunValidation, run: Path, log: Path) -> wire.Validatio
             raise TypeError(
                 f"the function must return a dict of metrics, got {metrics!r:.80} ({type(metrics).__name__})"
             )
-        return wire.ValidationResult(body=encode_metrics(metrics))
+        return wire.OrderDone(body=encode_metrics(metrics))
     except BaseException as error:
         traceback.print_exc()
-        return wire.ValidationResult(failed=f"{type(error).__qualname__}: {error}")
+        return wire.OrderDone(failed=f"{type(error).__qualname__}: {error}")
     finally:
         sys.stderr.flush()

@@ -48,15 +48,3 @@ def blocked_pair(lab: Lab) -> Iterator[None]:
         yield
     finally:
         assert lab.run("alpha", "ip", "neigh", "del", "10.77.0.12", "dev", "eth0").returncode == 0
-
-
-@contextlib.contextmanager
-def slow_network(lab: Lab, host: str, rate: str = "100mbit") -> Iterator[None]:
-    """Limit what a host sends."""
-    limit = ("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms")
-    done = lab.run(host, *limit)
-    assert done.returncode == 0, done.stderr
-    try:
-        yield
-    finally:
-        assert lab.run(host, "tc", "qdisc", "del", "dev", "eth0", "root").returncode == 0

@@ -1,9 +1,8 @@
-"""Checks of hosts: by ``--check``, with real measurements by ``check --deep``, and before a launch. Hosts are this
+"""Checks of hosts: by ``--check``, and before a launch. Hosts are this
 machine, names behind a program named ssh, and real hosts with something wrong."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.hosts.conftest import over
-from tests.hosts.faults import blocked_pair, own_disk, python_with, site_of, slow_network
+from tests.hosts.faults import blocked_pair, own_disk, python_with, site_of
 from tests.hosts.test_training import OVER_TORCH
 from tests.nvml import make_driver
 
@@ -138,34 +137,6 @@ def test_ctrl_c_ends_a_check_and_leaves_nothing(lab: FakeSsh, user: User) -> Non
         running.send_signal(signal.SIGINT)
         assert running.wait(timeout=4) == 130  # nobody is waited for who has not even answered
     assert list((user.folder / "runs").iterdir()) == []
-
-
-# -- real measurements -----------------------------------------------------------------------------------------------
-
-
-def test_the_host_with_a_slow_network_is_named_and_remembered(user: User) -> None:
-    state = {"XDG_STATE_HOME": str(user.folder / "state")}
-    (user.folder / "hosts").write_text(user.lab.hostfile.read_text())
-    with slow_network(user.lab, "gamma"):
-        ran = user.checks("--deep", "--json", **state)
-    assert ran.code == 0, ran.err
-    found = json.loads(ran.out)
-    assert found["ok"]
-    [gamma] = [one["text"] for one in found["problems"] if one["host"] == "gamma" and "slow: send" in one["text"]]
-    assert "% of the median of 2 others" in gamma
-    assert found["hosts"]["gamma"]["slow"]
-    assert found["hosts"]["gamma"]["links"].keys() == {"alpha", "beta:2222"}
-    assert not any(found["hosts"][name]["slow"] for name in ("alpha", "beta:2222"))
-    for host in found["hosts"].values():
-        assert host["results"].keys() == {
-            "cpus", "cpu", "memory", "disk_write", "disk_read", "shm", "send", "all_reduce", "latency",
-        }  # fmt: skip
-        assert all(link.keys() == {"send", "all_reduce", "latency"} for link in host["links"].values())
-    listed = user.python("-m", "distrain", "hosts", "--json", **state)
-    assert [(one["host"], one["what"], one["run"]) for one in json.loads(listed.out)["troubles"]] == [
-        ("gamma", "slow", "distrain check --deep")
-    ]
-    assert user.python("-m", "distrain", "hosts", "--forgive", "all", **state).out == "cleared the record of gamma\n"
 
 
 # -- before a launch --------------------------------------------------------------------------------------------------

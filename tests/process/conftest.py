@@ -20,7 +20,7 @@ import fsspec
 import pytest
 
 from distrain import BackendConfig, Checkpoint, Result, RunConfig, ScalingConfig
-from distrain.coordinator.connection.transport import CommandTransport, LocalTransport, Transport
+from distrain.coordinator.connection.transport import Transport, this_machine
 from distrain.coordinator.fit import run_work
 from distrain.coordinator.requests import STOP, ask
 from distrain.hosts.hostfile import HostSpec
@@ -55,7 +55,7 @@ class Fit:
 
     storage: Path
     start_method: Any = "forkserver"
-    transport: Transport = field(default_factory=LocalTransport)
+    transport: Transport = field(default_factory=this_machine)
     backend: BackendConfig = field(default_factory=BackendConfig)
 
     def __call__(
@@ -93,18 +93,18 @@ def wait_for_reports(run: Path) -> None:
     wait_until(lambda: metrics.exists() and bool(metrics.read_bytes()), what="a rank has reported")
 
 
-def make_fake_ssh(folder: Path, body: str = SSH_THAT_EXECUTES) -> CommandTransport:
+def make_fake_ssh(folder: Path, body: str = SSH_THAT_EXECUTES) -> Transport:
     """Return a host behind a shell script that plays ssh."""
     script = folder / "ssh"
     script.write_text(f"#!/bin/sh\n{body}\n")
     script.chmod(0o755)
     host = HostSpec(name="otherhost", address="otherhost")
-    return CommandTransport(host=host, template=(str(script), "-T", "otherhost", "{command}"), ships=False)
+    return Transport(host=host, template=(str(script), "-T", "otherhost", "{command}"), ships=False)
 
 
 def make_fit(way: str, folder: Path) -> Fit:
     start_method, _, transport = way.partition("-")
-    over = make_fake_ssh(folder) if transport == "ssh" else LocalTransport()
+    over = make_fake_ssh(folder) if transport == "ssh" else this_machine()
     return Fit(storage=folder / "runs", start_method=start_method, transport=over)
 
 

@@ -1,4 +1,4 @@
-"""Runs that lose hosts and continue: on spare slots, with the host that is back, or with fewer workers; or replace one.
+"""Runs that lose hosts and continue: on spare slots, with the host that is back, or with fewer workers.
 
 The hosts are agents on this machine, behind a program that replaces ssh. While a file ``down-NAME`` exists, that
 host is down.
@@ -6,14 +6,10 @@ host is down.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import re
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,17 +27,15 @@ from distrain import (
     RunConfig,
     ScalingConfig,
 )
-from distrain.coordinator.connection.transport import CommandTransport
+from distrain.coordinator.connection.transport import Transport
 from distrain.coordinator.fit import run_work
-from distrain.decisions.health import pace
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import HostSpec
-from distrain.storage.host_records import read_records
 from distrain.worker.job.job import FunctionWork
 from tests.process.conftest import make_fake_ssh, records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 SSH = """\
 if [ -e "{place}/down-$2" ]; then touch "{place}/tried-$2"; echo "$2 is down" >&2; exit 255; fi
@@ -67,7 +61,7 @@ class Hosts:
             ScalingConfig(num_workers=workers),
             RunConfig(name="run", storage_path=self.place / "runs", failure_config=failures),
             transports=[
-                CommandTransport(
+                Transport(
                     host=HostSpec(name=name, address=name, slots=most),
                     template=(ssh, "-T", name, "{command}"),
                     ships=False,
@@ -184,75 +178,6 @@ def test_a_run_of_min_and_max_goes_on_smaller_and_grows_again(hosts: Hosts) -> N
 
     assert hosts(train, workers=(2, 4), one=2, two=2).return_value == 2
     assert hosts.placed() == [["one", "one", "two", "two"], ["one", "one"], ["one", "one", "two", "two"]]
-
-
-# -- a slow host -----------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def slowed_down(place: Path, host: str) -> Iterator[None]:
-    """Let the worker of a host run for a fifth of the time only, once it has written its pid."""
-    is_over = threading.Event()
-
-    def slow_down() -> None:
-        file = place / f"pid-{host}"
-        while not is_over.wait(0.08):
-            with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
-                worker = psutil.Process(int(file.read_text()))
-                worker.resume()
-                time.sleep(0.02)
-                worker.suspend()
-
-    thread = threading.Thread(target=slow_down)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-
-
-def train_with_checkpoints(config: dict[str, Any], steps: int = 100, cpu_s: float = 0.015) -> int:
-    """Make steps that use the CPU, each with a barrier, and a checkpoint at every tenth."""
-    import numpy as np
-
-    host = os.environ["FAKE_HOST"]
-    Path(config["place"], f"pid-{host}").write_text(str(os.getpid()))
-    before = distrain.get_checkpoint()
-    for step in range(int(Path(before.path, "step").read_text()) if before else 0, steps):
-        until = time.process_time() + cpu_s
-        while time.process_time() < until:
-            np.dot(np.ones(100), np.ones(100))
-        distrain.collective.barrier()
-        metrics = {"host": host, "of": 3, "step": step}
-        if step % 10 < 9:
-            distrain.report(metrics)
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "step").write_text(str(step + 1))
-            distrain.report(metrics, checkpoint=Checkpoint(folder))
-    return step + 1
-
-
-def test_a_spare_host_takes_the_place_of_a_slow_one(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(pace, "VITALS_S", 0.6)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with slowed_down(hosts.place, "two"):
-        failures = FailureConfig(max_failures=0, on_slow="replace")
-        result = hosts(train_with_checkpoints, workers=3, failures=failures, one=2, two=1, three=1)
-    assert result.return_value == 100
-    assert hosts.placed() == [["one", "one", "two"], ["one", "one", "three"]]
-    said = capfd.readouterr().err
-    shown = re.search(r"two is slow \((.+)\); replaced by three at checkpoint_00000(\d)\n", said)
-    assert shown
-    assert "restart 1" not in said
-    first, second = json.loads((hosts.place / "runs" / "run" / "run.json").read_text())["attempts"]
-    assert (first["failure"], second["failure"]) == (f"two was slow: {shown[1]}", None)
-    lines = [line for line in records(hosts.place / "runs" / "run") if line["rank"] == 0 and line["attempt"] == 1]
-    assert [line["metrics"]["step"] for line in lines] == [*range(10 * int(shown[2]) + 10, 100)]
-    assert ("two", "slow") in [(trouble["host"], trouble["what"]) for trouble in read_records().troubles]
 
 
 # -- silence ---------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from distrain import (
     ScalingConfig,
     __version__,
 )
-from distrain.coordinator.connection.transport import CommandTransport
+from distrain.coordinator.connection.transport import Transport
 from distrain.coordinator.fit import run_work
 from distrain.hosts.hostfile import HostSpec
 from distrain.worker.job.job import FunctionWork
@@ -90,7 +90,7 @@ def test_garbage_and_exit_255_are_quoted(over: Over) -> None:
 
 def test_a_missing_ssh_is_an_error_that_names_it(storage: Path) -> None:
     host = HostSpec(name="otherhost", address="otherhost")
-    transport = CommandTransport(host=host, template=("/nowhere/ssh", "otherhost", "{command}"), ships=False)
+    transport = Transport(host=host, template=("/nowhere/ssh", "otherhost", "{command}"), ships=False)
     text = failure(Fit(storage=storage, transport=transport))
     assert "/nowhere/ssh" in text
 
@@ -119,7 +119,7 @@ if "forkserver" in sys.orig_argv:
 """
 
 
-def two_hosts(tmp_path: Path, second: str = "") -> tuple[CommandTransport, CommandTransport]:
+def two_hosts(tmp_path: Path, second: str = "") -> tuple[Transport, Transport]:
     """``second``: what the shell of the second one does first."""
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -129,7 +129,7 @@ def two_hosts(tmp_path: Path, second: str = "") -> tuple[CommandTransport, Comma
     return replace(one, host=first), replace(two, host=second)
 
 
-def fit_on(hosts: Sequence[CommandTransport], storage: Path, function: Callable[..., Any], **run: Any) -> Result:
+def fit_on(hosts: Sequence[Transport], storage: Path, function: Callable[..., Any], **run: Any) -> Result:
     return run_work(
         FunctionWork(function=function, config={}, backend=BackendConfig()),
         ScalingConfig(num_workers=3),

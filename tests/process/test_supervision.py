@@ -32,7 +32,7 @@ from distrain import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig
 from distrain.api.backend import BackendConfig
 from distrain.worker.job.job import FunctionWork
 from distrain.coordinator.fit import run_work
-from distrain.coordinator.connection.transport import LocalTransport
+from distrain.coordinator.connection.transport import Transport
 
 place, grace_s, end = Path(sys.argv[1]), *sys.argv[2:]
 
@@ -112,7 +112,7 @@ try:
         FunctionWork(function=train, config={}, backend=BackendConfig()),
         ScalingConfig(num_workers=len(WORKERS)),
         RunConfig(name="run", storage_path=place / "runs", stop_grace_s=float(grace_s), checkpoint_config=config),
-        transports=(LocalTransport(lease_s=float(os.environ["LEASE_S"])),),
+        transports=(Transport(lease_s=float(os.environ["LEASE_S"]), ships=False),),
     )
 except BaseException as error:
     print("ENDED", type(error).__name__, str(error).partition("\\n")[0], flush=True)

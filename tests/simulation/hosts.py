@@ -192,7 +192,7 @@ class Agent:
                 rank = self.ranks.get(message.rank)
                 if rank is not None and message.attempt == self._attempt:
                     rank.receive(frame)
-            case wire.ToMemory():
+            case wire.ToMemory() | wire.Upload(directory=""):
                 self._keep(message)
             case wire.Prepare():
                 self._forkserver_ready = False
@@ -208,9 +208,9 @@ class Agent:
             case wire.TakeStacks(attempt=attempt) if attempt == self._attempt and self._stopping is None:
                 self.loop.call_in("stacks", 0.2, lambda: self._send_stacks(watches=message.watches))
             case wire.Upload() if message.attempt == self._attempt or message.ordinal < 0:
-                self._uploader.order(message)
+                self._uploader.order(message, self.up.send)
             case wire.OpenStorage():
-                self._uploader.order(message)
+                self._uploader.order(message, self.up.send)
             case wire.SetUpHost():
                 self._setup.begin(message)
             case wire.DeleteCheckpoints(directories=folders):
@@ -231,11 +231,11 @@ class Agent:
         silent = [rank.number for rank in living if rank.process.is_stopped]
         for rank in living:
             if rank.number not in silent:
-                self.up.send(wire.StackDump(attempt=self._attempt, rank=rank.number, body=b""))
+                self.up.send(wire.Dump(attempt=self._attempt, rank=rank.number, what="stacks", body=b""))
         idle = [rank.number for rank in living if watches and rank.activity != "moves"]
         self.up.send(wire.StacksDone(attempt=self._attempt, silent=silent, idle=idle))
 
-    def _keep(self, message: wire.ToMemory) -> None:
+    def _keep(self, message: wire.ToMemory | wire.Upload) -> None:
         if self._memory is None:
             self._memory = MemoryKeeper(self.loop, self.up.send, self.host.memory)
             self._memory.start(self._attempt, self.ranks)
@@ -319,11 +319,11 @@ class SimulatedValidator:
 
     world: World
 
-    def __init__(self, loop: SimulatedLoop, answer: Callable[[wire.Message], None], *_: Any, **named: Any) -> None:
-        self._loop, self._answer = loop, answer
+    def __init__(self, loop: SimulatedLoop, *_: Any, **named: Any) -> None:
+        self._loop = loop
         self._is_closed = False
 
-    def order(self, order: wire.RunValidation) -> None:
+    def order(self, order: wire.RunValidation, then: Callable[[wire.OrderDone], None]) -> None:
         path, draw = order.checkpoint, self.world.random
         folder = RemotePath(path) if "://" in path else Path(path)
         names: set[str] = set()
@@ -337,7 +337,7 @@ class SimulatedValidator:
             if self._is_closed:
                 return
             failed = "the function has raised ValueError" if draw.random() < 0.2 else None
-            self._answer(wire.ValidationResult(body=b'{"accuracy": 1.0}', failed=failed))
+            then(wire.OrderDone(body=b'{"accuracy": 1.0}', failed=failed))
 
         assert self.world.current is not None
         process = self.world.current.process

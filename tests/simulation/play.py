@@ -399,7 +399,7 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(fcntl, "flock", take_lock),
         mock.patch.object(engine, "Loop", SimulatedLoop),
         mock.patch.object(engine, "Background", SimulatedBackground),
-        mock.patch.object(coordinator, "raised_fd_limit", return_value=contextlib.nullcontext()),
+        mock.patch.object(coordinator, "raise_fd_limit"),
         mock.patch.object(validations, "OrderLink", SimulatedValidator),
         mock.patch.object(memory_keeper, "Background", SimulatedBackground),
         mock.patch.object(memory_keeper, "threading", threading),

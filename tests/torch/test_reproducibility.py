@@ -10,9 +10,7 @@ import pytest
 import torch
 
 import distrain
-from distrain.api.context import TrainContext
 from distrain.torch import enable_reproducibility, prepare_data_loader
-from distrain.worker.sniff_test import sniff
 from tests.torch.ranks import fit, last_by_rank
 
 if TYPE_CHECKING:
@@ -21,13 +19,6 @@ if TYPE_CHECKING:
 sampled = pytest.mark.sample(1, of="equal numbers")
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
-
-
-def lonely_rank(*devices: int) -> TrainContext:
-    return TrainContext(
-        world_rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, run_name="run",
-        storage_path="nowhere", attempt=0, devices=devices,
-    )  # fmt: skip
 
 
 def drawn() -> list[float]:
@@ -105,24 +96,3 @@ def test_runs_draw_the_same_numbers_and_loader_workers_different_ones(storage: P
     assert [sorted(epoch) for epoch in indices] == [[*range(16)]] * 2, "ranks of different seeds share one order"
     assert unseeded[0]["own"] != first[0]["own"]
     assert unseeded[0]["epochs"][0][0]["drawn"] != first[0]["epochs"][0][0]["drawn"]
-
-
-def test_a_test_of_the_host_changes_nothing_of_the_training() -> None:
-    states = (torch.get_default_dtype, torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_num_threads)
-    random = torch.get_rng_state()
-    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
-        before = [state() for state in states]
-        sniffed = sniff(lonely_rank())
-        assert [state() for state in states] == before
-    assert torch.equal(torch.get_rng_state(), random)
-    assert (set(sniffed.results), sniffed.model) == ({"cpu", "memory"}, "")
-
-
-@pytest.mark.gpu
-def test_a_test_of_a_gpu_takes_little_memory_and_draws_no_numbers() -> None:
-    torch.zeros(1, device="cuda")
-    random, reserved = torch.cuda.get_rng_state(), torch.cuda.memory_reserved()
-    sniffed = sniff(lonely_rank(0))
-    assert (sniffed.results["gpu"] > 0, sniffed.model) == (True, torch.cuda.get_device_name())
-    assert torch.equal(torch.cuda.get_rng_state(), random)
-    assert torch.cuda.memory_reserved() - reserved <= 96 << 20  # 32 MiB of them: cuBLAS on Hopper

@@ -57,8 +57,6 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
     (ScalingConfig, "resources_per_worker", {"memory": math.inf}),
     (ScalingConfig, "resources_per_worker", {"GPU": 1.5}),
     (ScalingConfig, "start_method", "fork"),
-    (ScalingConfig, "checks", "shallow"),
-    (FailureConfig, "on_slow", "ignore"),
     (FailureConfig, "on_nan", "warn"),
     (FailureConfig, "max_rollbacks", -2),
     (CheckpointConfig, "memory_every", 0),

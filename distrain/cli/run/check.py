@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distrain.decisions.fitness.rates import RULES, shown
 from distrain.system.arguments import in_users_words
 from distrain.system.text import name_hosts, without_controls
 
@@ -44,20 +43,11 @@ def show(findings: Sequence[Finding], hosts: Mapping[str, HostFacts], console: C
 
 
 def as_json(findings: Sequence[Finding], hosts: Mapping[str, HostFacts]) -> dict[str, Any]:
-    """Return what a check has found, as docs/hosts.md describes it. Names of results are those of the rules."""
+    """Return what a check has found."""
     return {
         "ok": not any(finding.is_fatal for finding in findings),
         "problems": [{"host": one.host, "fatal": one.is_fatal, "text": in_users_words(one.text)} for one in findings],
-        "hosts": {
-            name: {
-                "reached": facts.hello is not None,
-                "slow": bool(facts.fitness.slow),
-                "kind": facts.fitness.kind,
-                "results": facts.fitness.results,
-                "links": facts.fitness.links,
-            }
-            for name, facts in hosts.items()
-        },
+        "hosts": {name: {"reached": facts.hello is not None} for name, facts in hosts.items()},
     }
 
 
@@ -83,10 +73,7 @@ def _row(name: str, facts: HostFacts) -> dict[str, str]:
             "clock": f"{round(facts.ahead_s, 1) or 0.0:+.1f} s",  # not -0.0
             "storage": "ok" if facts.sees_storage else "",
         }
-    found = facts.fitness.results
-    return row | {
-        f"{rule.name} {rule.unit}": shown(found[name]) for name, rule in RULES.items() if rule.unit and name in found
-    }
+    return row
 
 
 def _tables(console: Console, rows: Sequence[Mapping[str, str]]) -> list[Table]:

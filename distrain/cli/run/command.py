@@ -64,8 +64,7 @@ def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_p
     try:
         hosts = _hosts(options)
         work = work_of(options, user_path, is_needed=not options.check)
-        checks = "deep" if options.deep else "launch"
-        scaling = config_from(ScalingConfig, options, num_workers=_num_workers(options, hosts), checks=checks)
+        scaling = config_from(ScalingConfig, options, num_workers=_num_workers(options, hosts))
         run = _run_config(options)
     except (ValueError, TypeError, OSError, ResourcesError) as error:
         parser.error(in_users_words(without_errno(error)))

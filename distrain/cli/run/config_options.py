@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 CONFIGS = (ScalingConfig, RunConfig, FailureConfig, CheckpointConfig, LoggingConfig, ShippingConfig)
 BY_HAND = {
-    "checks": "--deep",
     "num_workers": "--num-workers",
     "trackers": "--tracker",
     "worker_runtime_env": "--env",

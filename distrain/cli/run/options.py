@@ -35,6 +35,8 @@ _INSTEAD = {
     "use-env": "leave it out: ranks always get the variables",
     "no-python": "ranks are Python; in a script, subprocess.run() starts another program",
     "print-completion": "`distrain run --help` lists the options",
+    "deep": "`distrain check` tries the connections; to measure hosts, train examples/measure_hosts.py on them",
+    "on-slow": "a slow rank is named in any case; leave its host out when you continue the run",
     "virtual-local-rank": "set CUDA_VISIBLE_DEVICES to LOCAL_RANK at the top of the script",
 }
 """Options that people expect, as other launchers have them, and what to use instead."""
@@ -42,7 +44,7 @@ _INSTEAD = {
 
 _CHECK = "Check if the hosts can train together; run nothing. All other options of `distrain run` are allowed, too."
 _OF_CHECK = {field.name for config in (ScalingConfig, ShippingConfig) for field in fields(config)}
-_OF_CHECK |= {"deep", "env", "help", "json", "no_config", "num_workers", "on", "storage_path", "target"}
+_OF_CHECK |= {"env", "help", "json", "no_config", "num_workers", "on", "storage_path", "target"}
 """What the options of ``distrain check`` that its help shows set."""
 
 
@@ -112,12 +114,6 @@ def _add_placement_options(add: Callable[..., object]) -> None:
     )
     add("--nproc-per-node", type=_worker_count, metavar="N", help="the same as --num-workers, for a single host")
     add_options_of(ScalingConfig, add)
-    add(
-        "--deep",
-        action="store_true",
-        help="also measure the hosts and the connections between them, before the run or with --check; spare hosts "
-        "take the place of bad ones",
-    )
     add(
         "--env",
         action="append",

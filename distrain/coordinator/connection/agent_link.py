@@ -280,7 +280,7 @@ class AgentLink:
                 how += ": distrain needs only a login shell and a Python there"
         words, host = self._last_words(), self._transport.host
         name = f"{host.user}@{host.address}" if host.user else host.address
-        login = shlex.join([*getattr(self._transport, "arguments", ()), name])
+        login = shlex.join([*self._transport.ssh_args, name])
         cures = [f"\n{cure.format(login=login, host=name)}" for sign, cure in _SSH_CURES.items() if sign in words]
         return f"distrain's process there has ended: {how}{words}{''.join(cures[:1])}{self._what_must_work()}"
 

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.coordinator.connection.slurm import find_allocation, is_in_job, why_unreachable
-from distrain.coordinator.connection.transport import (
-    CommandTransport,
-    LocalTransport,
-    SlurmTransport,
-    SshTransport,
-    Transport,
-)
+from distrain.coordinator.connection.transport import Transport, by_srun, by_ssh, this_machine
 from distrain.errors import HostfileError
 from distrain.hosts.hostfile import HostSpec, check_transport, parse_hostfile, parse_hosts, split_ssh_args
 from distrain.system.log import warn_once
@@ -105,30 +98,29 @@ def transports_for(
         "ships": shipping.enabled,
         "makes_environment": shipping.env_from is not None,
     }
-    ssh = partial(SshTransport, arguments=ssh_args_of(scaling, environment), **shared)
+    ssh_args = ssh_args_of(scaling, environment)
     nodes: frozenset[str] = frozenset()
     if "slurm" in {chosen, *(host.transport for host in hosts)}:
         allocation = find_allocation(environment)
         nodes = frozenset(host.name for host in allocation.hosts)
-        step = partial(SlurmTransport, job=allocation.job, cleared=allocation.cleared, **shared)
 
     def to(host: HostSpec) -> Transport:
         if host.is_local:
-            return LocalTransport(host=host)
+            return this_machine(host)
         match host.transport or chosen:
             case "local":
                 raise HostfileError(f"{host.name}: the transport local cannot reach other machines; use ssh or auto")
             case "ssh" | "auto":
-                return ssh(host=host)
+                return by_ssh(host, ssh_args, **shared)
             case "slurm" if host.address not in nodes:
                 raise HostfileError(
                     f"{host.name}: not a node of Slurm job {allocation.job}, which has {', '.join(sorted(nodes))}"
                 )
             case "slurm":
-                return step(host=_without_login(host, "srun"))
+                return by_srun(_without_login(host, "srun"), allocation.job, allocation.cleared, **shared)
             case template:
                 words = tuple(shlex.split(template))
-                return CommandTransport(host=_without_login(host, words[0]), template=words, **shared)
+                return Transport(host=_without_login(host, words[0]), template=words, **shared)
 
     return [to(host) for host in hosts]
 

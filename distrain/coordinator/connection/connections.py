@@ -16,7 +16,6 @@ from distrain.coordinator.connection.agent_link import (
     stream_argv,
     sweeper_argv,
 )
-from distrain.coordinator.connection.transport import LocalTransport
 from distrain.decisions.events import HostLost
 from distrain.hosts.host import Gpu, gpu_problem, interface_problem
 from distrain.system import process
@@ -88,7 +87,7 @@ class Connections:
     @property
     def _is_alone(self) -> bool:
         """True if this machine is the only host. Only then agents rest: nothing of others can be left on it."""
-        return len(self._transports) == 1 and all(isinstance(one, LocalTransport) for one in self._transports.values())
+        return len(self._transports) == 1 and not any(one.template for one in self._transports.values())
 
     def _wake(self, name: str) -> bool:
         """Take over an agent that rests. If it does not answer, start another one."""

@@ -30,7 +30,7 @@ class Allocation:
     """The nodes of a job.
 
     slots_from: the variable, with its value, that says how many slots the nodes have.
-    cleared: see :class:`~distrain.coordinator.connection.transport.SlurmTransport`.
+    cleared: see :func:`~distrain.coordinator.connection.transport.by_srun`.
     """
 
     job: str

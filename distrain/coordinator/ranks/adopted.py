@@ -1,7 +1,7 @@
 """Ranks that distrain has not started, to which this module is what an agent is to workers. Runs in: coordinator.
 
 It answers the orders of the run for all their hosts. It starts and ends no process: a rank is there, and waits for its
-:class:`~distrain.wire.WorkerSpec`; if it has to end, it learns that by :class:`~distrain.wire.RunFailed`. Each rank has
+:class:`~distrain.wire.WorkerSpec`; if it has to end, it learns that by :class:`~distrain.wire.RunEnded`. Each rank has
 a connection to this module, also rank 0, which is in this process; its other end is in
 :mod:`distrain.coordinator.ranks.rank_channel`.
 """
@@ -21,6 +21,7 @@ from distrain.coordinator.connection.worker_settings import RENDEZVOUS_VARIABLES
 from distrain.coordinator.ranks.rank_channel import SocketChannel
 from distrain.hosts.host_info import hello_of, host_info
 from distrain.hosts.ports import reserve_port
+from distrain.system import process
 
 if TYPE_CHECKING:
     import socket
@@ -126,7 +127,7 @@ class AdoptedRanks:
         self._say(name, hello_of(host_info(with_gpus=self.with_gpus)))
 
     def stream_argv(self, name: str) -> list[str]:
-        raise NotImplementedError("the hosts of these ranks share all files")
+        return process.bootstrap_argv("stream-server")  # their hosts share all files with this machine
 
     def close(self, *, keep: bool) -> None:
         for timer in ("said", "rank_stacks", "rank_ends"):
@@ -214,7 +215,7 @@ class AdoptedRanks:
     def _on_rank(self, rank: int, message: wire.Message) -> None:
         self._say(self._hosts[rank], message)
         match message:
-            case wire.StackDump():
+            case wire.Dump(what="stacks"):
                 self._note_stacks(rank)
             case wire.Outcome():
                 self._end_work(rank)
@@ -302,7 +303,7 @@ class AdoptedRanks:
         self._is_ending = False
         culprit, text = self._why()
         for rank in sorted(self._working):
-            self._queue(rank, wire.RunFailed(attempt=self._attempt, rank=rank, text=text, culprit=culprit))
+            self._queue(rank, wire.RunEnded(attempt=self._attempt, rank=rank, text=text, culprit=culprit))
             self._exit(rank, by_us=True)
         self._working.clear()
 

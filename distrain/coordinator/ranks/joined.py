@@ -26,7 +26,7 @@ from distrain.coordinator.ranks.handshake import HandshakeError
 from distrain.coordinator.ranks.rank_channel import Entrance, RankChannel, connect
 from distrain.coordinator.ranks.this_process import OwnRank, Signals, environment, module_path, only_one
 from distrain.coordinator.stop_signals import STOP_SIGNALS
-from distrain.decisions.placement import RANK_DEFAULTS, make_plan, rendezvous_network, visible_devices
+from distrain.decisions.placement import RANK_DEFAULTS, make_plan, rendezvous_network
 from distrain.errors import ControllerError, LaunchError, WorkerGroupError
 from distrain.hosts.host import chosen_interface, collective_variables, interface_problem
 from distrain.hosts.host_info import host_info
@@ -109,7 +109,7 @@ def join(launcher: OuterLauncher, request: RunRequest, work: Work) -> Iterator[R
         **request.backend.defaults,
     }
     unset = {name: value for name, value in defaults.items() if name not in os.environ}
-    variables = {**unset, **visible_devices(placed), **settings.environment, **launcher.environment}
+    variables = {**unset, **settings.environment, **launcher.environment}
     facts_of_rank = replace(
         request.worker_facts(plan, placed, request.first_attempt),
         world_rank=launcher.rank,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from distrain.errors import DistrainError
 
 _RANK_BYTES = 4
-_TAKEN = {wire.WorkerSpec.__name__, wire.Upload.__name__, wire.RunFailed.__name__, wire.RunEnded.__name__}
+_TAKEN = {wire.WorkerSpec.__name__, wire.Upload.__name__, wire.RunEnded.__name__}
 """Messages that :class:`RankChannel` acts on itself."""
 _CONNECT_S = 10.0
 _MOST_HANDSHAKES = 64
@@ -172,7 +172,7 @@ class RankChannel(SocketChannel):
         self._on_stop = on_stop
         self._executor = StorageExecutor(None)
         self._spec: wire.WorkerSpec | None = None
-        self._failure: wire.RunFailed | None = None
+        self._failure: wire.RunEnded | None = None
         self._end: wire.RunEnded | None = None
         self._is_idle = False
         """True while nothing but an order, or the end of the run, is awaited."""
@@ -202,7 +202,7 @@ class RankChannel(SocketChannel):
         match frame.kind:
             case wire.TakeStacks.__name__:
                 attempt = frame.header["attempt"]
-                super().send(wire.StackDump(attempt=attempt, rank=self._rank, body=_own_stacks()))
+                super().send(wire.Dump(attempt=attempt, rank=self._rank, what="stacks", body=_own_stacks()))
             case wire.Stop.__name__:
                 self._on_stop(frame.header["signal"])
             case _:
@@ -272,10 +272,10 @@ class RankChannel(SocketChannel):
                 self.send(self._executor.do(message))
             case wire.WorkerSpec():
                 self._spec = message
-            case wire.RunFailed():
-                self._failure = message
-            case wire.RunEnded():
+            case wire.RunEnded(text=""):
                 self._end = message
+            case wire.RunEnded():
+                self._failure = message
 
     def error(self) -> DistrainError:
         """Return the error of a call for which rank 0 no longer answers."""

@@ -15,7 +15,6 @@ from distrain.api.result import Result, make_result, pickle_or_none
 from distrain.coordinator.connection.connections import Connections
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.engine import Engine
-from distrain.coordinator.host_check import HostCheck
 from distrain.coordinator.observers import Observers, import_observers, observers_of
 from distrain.coordinator.ranks.adopted import request_for_adopted
 from distrain.coordinator.ranks.in_process import InProcessRank
@@ -43,14 +42,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from distrain.coordinator.connection.transport import Transport
-    from distrain.coordinator.host_check import HostFacts
     from distrain.coordinator.host_files import Shipping
     from distrain.coordinator.ranks.joined import RankGroup
     from distrain.coordinator.ranks.outer_launcher import OuterLauncher
     from distrain.coordinator.ranks.port import Ranks
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
-    from distrain.decisions.host_checks import Finding
     from distrain.hosts.hostfile import HostSpec
     from distrain.storage.checkpoint import Checkpoint
 
@@ -107,7 +104,10 @@ class Run:
         checkpoint = str(latest.path) if latest else self._start_without_own()
         skips = {str(saved.path): saved.skip_to for saved in self.store.ledger.all if saved.skip_to}
         request = self.request = replace(
-            self._in_directory(),
+            self.request,
+            run_name=self.store.location.name,
+            storage_path=str(self.store.location.parent),
+            filesystem=self.store.filesystem,
             checkpoint=checkpoint,
             skips=skips if latest else {checkpoint or "": self._manifest.skip_to},
             first_attempt=self._manifest.first_attempt,
@@ -146,36 +146,12 @@ class Run:
         assert result is not None
         return result
 
-    def _in_directory(self) -> RunRequest:
-        """Return the request, which knows the run directory."""
-        store = self.store
-        return replace(
-            self.request,
-            run_name=store.location.name,
-            storage_path=str(store.location.parent),
-            filesystem=store.filesystem,
-        )
-
     def _observers(self) -> Observers:
         location, name = str(self.store.location), self.store.location.name
         in_process = not self.where.starts_workers
         self._begun = RunBegan(self.request.run_id, name, location, self.store.paths.root, in_process)
         status = RunStatus(location, time.monotonic(), self.request.stop_grace_s)
         return Observers(status, [EventLog(self.store), *observers_of(self._context, self._begun, status)])
-
-    def check(self) -> tuple[list[Finding], dict[str, HostFacts]]:
-        """Look at the hosts, and start no rank."""
-        self._write_start()
-        request = replace(self._in_directory(), checks_hosts=True)
-        return HostCheck(
-            request,
-            self.store,
-            Connections(self.where.transports, request),
-            self.config.checkpoint_config,
-            Observers(RunStatus(str(self.store.location), time.monotonic(), 0.0)),
-            manifest=self._manifest,
-            shipping=self.where.shipping.for_run(self.store, request.run_id),
-        ).look()
 
     def _end(
         self,

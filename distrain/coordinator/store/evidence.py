@@ -47,8 +47,8 @@ class Evidence:
 
     @hears(wire.Dump)
     def on_dump(self, _: str, dump: wire.Dump) -> None:
-        """Keep what a rank has sent."""
-        if dump.what != "last_collectives":
+        """Keep what a rank has sent. Of its stacks, the hang monitor chooses those to keep."""
+        if dump.what not in ("last_collectives", "stacks"):
             self.keep(dump.what, dump.rank, dump.body)
 
     def path(self, what: str, rank: int) -> Path:

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -76,8 +76,8 @@ class RemoteStore(RunStore):
             raise StorageError(f"cannot use the storage: {error}") from error
         super().__init__(run, spool)
         self._link: OrderLink | None = None
-        self._waiting: deque[Callable[[str | None], None]] = deque()
-        """For each open order, in order: the callback for its answer, which is None or why it failed."""
+        self._unanswered = 0
+        """The number of orders whose answers are missing."""
         self._used: set[str] = set()
         """Directory names that no new checkpoint may have, as files of an earlier one may still arrive."""
         self._next_number = 0
@@ -151,33 +151,31 @@ class RemoteStore(RunStore):
     def start(self, loop: Loop, background: Background, run_id: str, flags: Sequence[str]) -> None:
         super().start(loop, background, run_id, flags)
         ids = {process.RUN_IDS: process.extended_run_ids(run_id)}
-        self._link = OrderLink(loop, self._on_answer, "uploader", flags=flags, environment=ids)
-        self._link.order(
-            wire.OpenStorage(
-                url=self.location.url,
-                filesystem=self.filesystem,
-                spool=str(self.paths.root),
-                lock=self._run_lock.as_text(),
-            )
-        )
+        self._link = OrderLink(loop, self._on_message, "uploader", flags=flags, environment=ids)
+        opening = replace(self.open_order(), spool=str(self.paths.root), lock=self._run_lock.as_text())
+        self._link.order(opening, self._on_opened)
 
     def open_order(self) -> wire.OpenStorage:
         return wire.OpenStorage(url=self.location.url, filesystem=self.filesystem)
 
     def _order(self, order: wire.Message, then: Callable[[str | None], None]) -> None:
         """Give the uploader an order, and call ``then`` with why it failed, or None."""
-        assert self._link is not None
-        self._waiting.append(then)
-        self._link.order(order)
 
-    def _on_answer(self, message: wire.Message) -> None:
+        def answered(done: wire.OrderDone) -> None:
+            self._unanswered -= 1
+            then(done.failed)
+
+        assert self._link is not None
+        self._unanswered += 1
+        self._link.order(order, answered)
+
+    def _on_opened(self, done: wire.OrderDone) -> None:
+        self._heartbeats.stop()
+        if done.failed is not None:
+            self._fail(f"cannot use the storage: {done.failed}")
+
+    def _on_message(self, message: wire.Message) -> None:
         match message:
-            case wire.StorageStatus(failed=failed):
-                self._heartbeats.stop()
-                if failed is not None:
-                    self._fail(f"cannot use the storage: {failed}")
-            case wire.OrderDone(failed=failed):
-                self._waiting.popleft()(failed)
             case wire.Notice(text=text):
                 warn(text)
             case wire.HostFailed(text=text):
@@ -190,7 +188,7 @@ class RemoteStore(RunStore):
 
     @property
     def is_idle(self) -> bool:
-        return not self._waiting and super().is_idle
+        return not self._unanswered and super().is_idle
 
     def abandon_pending_work(self) -> None:
         super().abandon_pending_work()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from distrain.storage.commit import CommittedCheckpoint
     from distrain.system.remote_path import RemotePath
 
-    Answer = Callable[[wire.RoundGathered], None]
+    Answer = Callable[[wire.RoundDone], None]
 
 _MANY_FAILURES = 3
 """Copies, or tries to store at the end, that fail in a row before the user is told: a lost helper costs one."""
@@ -159,12 +159,14 @@ class Rounds:
 
     def hash(self, report: wire.Reported, files: Sequence[str]) -> None:
         """Have the files of a part hashed, which is all that there is to do with them."""
-        order = wire.HashFiles(
+        order = wire.Upload(
             attempt=report.attempt,
             rank=report.rank,
             ordinal=report.index,
-            folder=report.folder,
+            source=report.folder,
             files=list(files),
+            others=[],
+            directory="",
             facts=report.facts or {},
         )
         self._send(self.site.host_of(report.rank), order)
@@ -261,11 +263,14 @@ class Rounds:
         self._copying_hosts = {part.copy for part in newest.round.parts.values() if part.copy in self._hosts}
         self._copying = newest.round.name if self._copying_hosts else ""
         for host in self._copying_hosts:
-            self._send(host, wire.CopyRound(name=newest.round.name))
+            self._send(host, wire.CopyRound(attempt=self._attempt, name=newest.round.name))
 
-    @hears(wire.RoundCopied)
-    def on_copied(self, host: str, answer: wire.RoundCopied) -> None:
-        """Handle the answer of a host that was to copy parts."""
+    @hears(wire.RoundDone)
+    def on_done(self, host: str, answer: wire.RoundDone) -> None:
+        """Handle the answer of a host that was to copy parts, or to provide a round."""
+        (self._on_copied if answer.is_copy else self._on_gathered)(host, answer)
+
+    def _on_copied(self, host: str, answer: wire.RoundDone) -> None:
         if host not in self._copying_hosts or answer.name != self._copying:
             return
         kept = self._kept.get(answer.name)
@@ -350,7 +355,7 @@ class Rounds:
         failures: dict[str, str] = {}
         waiting = set(hosts)
 
-        def answered(host: str, answer: wire.RoundGathered) -> None:
+        def answered(host: str, answer: wire.RoundDone) -> None:
             waiting.discard(host)
             if answer.failed is not None:
                 failures[host] = answer.failed
@@ -396,16 +401,14 @@ class Rounds:
     def _gather(self, host: str, name: str, then: Answer) -> None:
         kept = self._kept[name]
         if host in kept.readers:
-            then(wire.RoundGathered(attempt=self._attempt, name=name, folder=kept.readers[host]))
+            then(wire.RoundDone(attempt=self._attempt, name=name, folder=kept.readers[host]))
             return
         waiting = self._asking.setdefault((host, name), [])
         waiting.append(then)
         if len(waiting) == 1:
             self._send(host, wire.GatherRound(attempt=self._attempt, host=host, body=kept.round.encoded()))
 
-    @hears(wire.RoundGathered)
-    def on_gathered(self, host: str, answer: wire.RoundGathered) -> None:
-        """Handle the answer of a host that was to provide a round."""
+    def _on_gathered(self, host: str, answer: wire.RoundDone) -> None:
         for note in [note for note in answer.notes if (answer.name, note) not in self._notes]:
             self._notes.add((answer.name, note))
             self._warn(f"{answer.name} in memory: {note}")

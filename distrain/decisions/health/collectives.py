@@ -23,7 +23,7 @@ BATCHES = "every rank must take part in every collective: do all have the same n
 _SHAPES = "all ranks must pass the same shape and type: look at where the tensors come from, such as a short last batch"
 _NETWORK = (
     "all ranks have made the same call, so look at the network between them: a firewall, the MTU, a cable; "
-    "`distrain check --deep` tests it"
+    "`distrain check` tries the connections"
 )
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast", "reduce")
 _TYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "Long": "int64", "Int": "int32"}

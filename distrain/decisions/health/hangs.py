@@ -205,8 +205,10 @@ class Hangs:
 
     @hears(wire.Dump)
     def add_record(self, _: str, dump: wire.Dump) -> None:
-        """Take the flight recorder of a rank that stands still, or has failed."""
-        if dump.what in ("flight_recorder", "last_collectives"):
+        """Take the stacks of a rank, or the flight recorder of one that stands still, or has failed."""
+        if dump.what == "stacks":
+            self._add_stacks(dump)
+        elif dump.what in ("flight_recorder", "last_collectives"):
             self._records[dump.rank] = json.loads(dump.body)
 
     def collectives(self) -> Comparison:
@@ -220,11 +222,11 @@ class Hangs:
         if hang is not None and self._hang is None:
             self._hang = hang
             self._take_stacks(lambda lines: None)
-            self._ask(wire.DumpRecorder, self.standstills.ranks)
+            self._ask("flight_recorder", self.standstills.ranks)
             self._later("records", _RECORDS_S, self._show_hang)
         elif not self._looks and (unheard := self.standstills.unheard(now)):
             self._looks = True
-            self._ask(wire.TellStandstill, unheard)
+            self._ask("standstill", unheard)
             self._later("answers", _ANSWER_S, self._look_at_unheard)
 
     def _look_at_unheard(self) -> None:
@@ -266,7 +268,7 @@ class Hangs:
     def _prove(self, hang: Hang) -> None:
         """Look again at ranks that wait for one that has finished."""
         if self._hang is hang:
-            self._ask(wire.DumpRecorder, self.standstills.ranks)
+            self._ask("flight_recorder", self.standstills.ranks)
             self._later("records", _RECORDS_S, partial(self._take_stacks, partial(self._end_deadlock, hang)))
 
     def _end_deadlock(self, hang: Hang, lines: _Lines) -> None:
@@ -288,8 +290,8 @@ class Hangs:
 
     # -- no progress ----------------------------------------------------------------------------------------------
 
-    def _ask(self, question: type[wire.ToWorker], ranks: Collection[int]) -> None:
-        self.actions += [question(attempt=self._attempt, rank=rank) for rank in ranks]
+    def _ask(self, what: str, ranks: Collection[int]) -> None:
+        self.actions += [wire.Ask(attempt=self._attempt, rank=rank, what=what) for rank in ranks]
 
     def _show(self, *lines: str, is_news: bool = False) -> None:
         self.actions.append(ShowLine("\n    ".join(lines), is_news=is_news))
@@ -367,13 +369,12 @@ class Hangs:
             return
         self._stacks, self._silent, self._idle = {}, set(), set()
         hosts = self.hosts()
-        self._ask(wire.TellStandstill, self.at_work() if hosts else ())
+        self._ask("standstill", self.at_work() if hosts else ())
         self.actions += [SendMessage(host, wire.TakeStacks(attempt=self._attempt, watches=watches)) for host in hosts]
         self._awaited_hosts = set(hosts)
         self._later("stacks", STACKS_TIMEOUT_S if self._awaited_hosts else 0.0, self._complete)
 
-    @hears(wire.StackDump)
-    def add_stacks(self, _: str, dump: wire.StackDump) -> None:
+    def _add_stacks(self, dump: wire.Dump) -> None:
         """Take the stacks of a rank, whether asked for or taken before it was killed."""
         self._stacks[dump.rank] = dump.body.decode(errors="replace")
         self._silent.discard(dump.rank)

@@ -124,7 +124,7 @@ class Cluster:
 
     def copy(self, made: MemoryRound) -> None:
         for host in self:
-            copied = host.ask(wire.CopyRound(name=made.name), wire.RoundCopied)
+            copied = host.ask(wire.CopyRound(attempt=0, name=made.name), wire.RoundDone)
             assert copied.failed is None, copied
 
 
@@ -133,16 +133,18 @@ def keep_round(host: Host, made: MemoryRound | None, keep: list[int], run: Path 
     return wire.KeepRound(host=host.name, keep=names, run=str(run or ""), body=made.encoded() if made else b"")
 
 
-def hash_files(host: Host, ordinal: int, folder: Path, files: Any) -> wire.HashFiles:
-    return wire.HashFiles(attempt=0, rank=host.rank, ordinal=ordinal, folder=str(folder), files=list(files))
+def hash_files(host: Host, ordinal: int, folder: Path, files: Any) -> wire.Upload:
+    return wire.Upload(
+        attempt=0, rank=host.rank, ordinal=ordinal, source=str(folder), files=list(files), others=[], directory=""
+    )
 
 
 def facts_of(contents: dict[str, bytes]) -> dict[str, list[int]]:
     return {name: [len(body), zlib.crc32(body)] for name, body in contents.items()}
 
 
-def gather(host: Host, made: MemoryRound) -> wire.RoundGathered:
-    return host.ask(wire.GatherRound(attempt=1, host=host.name, body=made.encoded()), wire.RoundGathered)
+def gather(host: Host, made: MemoryRound) -> wire.RoundDone:
+    return host.ask(wire.GatherRound(attempt=1, host=host.name, body=made.encoded()), wire.RoundDone)
 
 
 def flip(path: Path, random: random.Random) -> None:

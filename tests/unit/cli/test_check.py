@@ -14,13 +14,13 @@ from distrain.coordinator.host_check import HostFacts
 from distrain.hosts.gpu_health import GpuHealth
 from tests.unit.decisions.test_run_machine import hello
 
-GPUS = [GpuHealth(index=0, board="a", memory_bytes=8 << 30, free_bytes=6 << 30)]
+GPUS = [GpuHealth(index=0, uuid="a", memory_bytes=8 << 30, free_bytes=6 << 30)]
 PROBED = wire.HostProbed(
     nonce="nonce", versions={"torch": "2.13.0", "cloudpickle": None}, memory_free_bytes=60 << 30,
     disk_free_bytes=1 << 30, address="10.0.0.1", interface="eth0",
 )  # fmt: skip
 GOOD = HostFacts(
-    hello=replace(hello(), memory_bytes=64 << 30, gpus=[{"name": "T4", "uuid": "a", "board": "a", "pci": ""}]),
+    hello=replace(hello(), memory_bytes=64 << 30, gpus=[{"name": "T4", "uuid": "a", "pci": ""}]),
     probed=PROBED,
     gpus=GPUS,
     sees_storage=True,

@@ -23,7 +23,6 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     [
         (["--num-workers", "2"], "--num-workers: with --as-ray, the script calls fit() itself; write ScalingConfig"),
         (["--nproc-per-node", "2"], "write ScalingConfig(num_workers=...) there"),
-        (["--deep"], "--deep: with --as-ray, the script calls fit() itself; leave it out"),
         (["--hosts", "alpha:0"], "alpha"),
         (["--tracker", "nonsense"], "there is no tracker 'nonsense'"),
         (["--env", "NOT_SET_HERE"], "--env NOT_SET_HERE: is not set here"),

@@ -28,10 +28,10 @@ HONOURED = {
 NAMED_ELSEWHERE = {"hosts", "hostfile", "transport", "trainer_resources", "placement_strategy", "debug_rank"}
 """Refused, or named by another line."""
 OTHER_VALUES: dict[str, Any] = {
-    "start_method": "spawn", "ssh_args": "-v", "checks": "deep", "numa_binding": "node", "hang_timeout_s": 30.0,
+    "start_method": "spawn", "ssh_args": "-v", "numa_binding": "node", "hang_timeout_s": 30.0,
     "host_lease_s": 30.0, "host_wait_s": 1.0, "ranks": [0], "include": ["a"],
     "limit_bytes": 5, "fetch_limit_bytes": 5, "env_from": "needed.txt", "max_failures": 3, "retry_same_failure": True,
-    "backoff_s": 1.0, "peer_failure_grace_s": 1.0, "on_slow": "replace",
+    "backoff_s": 1.0, "peer_failure_grace_s": 1.0,
     "on_nan": "rollback", "nan_metric": "x", "max_rollbacks": 1,
 }  # fmt: skip
 

@@ -113,7 +113,7 @@ class Run:
     def copied(self, name: str) -> None:
         for host in self.hosts:
             copies = self.folder / f"copies_{host}"
-            self.answer(host, wire.RoundCopied(name=name, folder=str(copies)))
+            self.answer(host, wire.RoundDone(attempt=0, name=name, is_copy=True, folder=str(copies)))
 
     def upload_all(self, *, damaged: str = "") -> None:
         """Do what the uploaders do; one of them reads other bytes from a directory."""
@@ -130,7 +130,7 @@ class Run:
         for host, order in self.only(wire.GatherRound)[-len(self.hosts) :]:
             why = failed if host == on else None
             name = MemoryRound.decoded(order.body).name
-            self.answer(host, wire.RoundGathered(attempt=1, name=name, folder="/gathered", failed=why))
+            self.answer(host, wire.RoundDone(attempt=1, name=name, folder="/gathered", failed=why))
 
 
 @pytest.fixture
@@ -196,12 +196,12 @@ def test_a_restart_falls_back_to_the_round_before_and_then_to_storage(
 def test_a_lost_host_ends_the_waiting_for_it(two: Run) -> None:
     two.commit(1)
     two.begin(1)
-    two.answer("a", wire.RoundGathered(attempt=1, name="checkpoint_000000", folder="/gathered"))
+    two.answer("a", wire.RoundDone(attempt=1, name="checkpoint_000000", folder="/gathered"))
     two.memory.lost("b")
     assert not two.memory.is_busy
     assert not two.chosen  # the machine ends the attempt, and nothing is given up
     two.begin(2, "a")
-    two.answer("a", wire.RoundGathered(attempt=2, name="checkpoint_000000", folder="/gathered"))
+    two.answer("a", wire.RoundDone(attempt=2, name="checkpoint_000000", folder="/gathered"))
     assert [saved.path.name for saved in two.chosen if saved] == ["checkpoint_000000"]
 
 

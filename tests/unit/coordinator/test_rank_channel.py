@@ -122,8 +122,8 @@ def test_a_rank_that_is_busy_answers_with_its_stacks_and_is_ended_by_a_signal() 
     rank, server = RankChannel(ours, rank=3, on_stop=ordered.append), Channel(descriptor, descriptor)
     server.send(wire.TakeStacks(attempt=2))
     [dump] = [frame.message() for frame in server.wait(60)]
-    assert isinstance(dump, wire.StackDump)
-    assert (dump.attempt, dump.rank) == (2, 3)
+    assert isinstance(dump, wire.Dump)
+    assert (dump.attempt, dump.rank, dump.what) == (2, 3, "stacks")
     assert b"test_a_rank_that_is_busy_answers" in dump.body
     server.send(wire.Stop(attempt=2, grace_s=1.0, signal="SIGUSR1"))
     wait_until(lambda: ordered == ["SIGUSR1"])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.coordinator.connection.transport import CommandTransport, SlurmTransport, SshTransport
+from distrain.coordinator.connection.transport import Transport, by_srun, by_ssh
 from distrain.hosts.hostfile import HostSpec
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ FAR = HostSpec(name="far", address="far")
 
 
 def by(*template: str) -> list[str]:
-    return CommandTransport(host=FAR, template=template).argv(["python", "-c", "a b"])
+    return Transport(host=FAR, template=template).argv(["python", "-c", "a b"])
 
 
 def test_a_template_gets_the_words_of_the_command_at_its_end_or_a_line_for_a_shell_where_it_says() -> None:
@@ -34,7 +34,7 @@ def test_a_template_gets_the_words_of_the_command_at_its_end_or_a_line_for_a_she
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), min_size=1))
 def test_a_shell_takes_the_command_apart_again(command: list[str]) -> None:
-    [_, text] = CommandTransport(host=FAR, template=("ssh", "{command}")).argv(command)
+    [_, text] = Transport(host=FAR, template=("ssh", "{command}")).argv(command)
     assert shlex.split(text) == command
 
 
@@ -42,7 +42,7 @@ def test_a_shell_takes_the_command_apart_again(command: list[str]) -> None:
 
 
 def test_a_step_is_on_one_node_and_hides_the_options_and_the_rank_that_slurm_has_set() -> None:
-    argv = SlurmTransport(host=FAR, job="7", cleared=("SLURM_NTASKS", "SRUN_DEBUG")).argv(["python", "x"])
+    argv = by_srun(FAR, "7", ("SLURM_NTASKS", "SRUN_DEBUG")).argv(["python", "x"])
     assert argv[:6] == ["env", "-u", "SLURM_NTASKS", "-u", "SRUN_DEBUG", "srun"]
     assert {"--jobid=7", "--nodelist=far", "--nodes=1", "--ntasks=1", "--overlap"} < set(argv)
     inner = argv[argv.index("env", 1) :]
@@ -54,7 +54,7 @@ def test_a_step_is_on_one_node_and_hides_the_options_and_the_rank_that_slurm_has
 
 
 def ssh(*arguments: str, **host: Any) -> list[str]:
-    return SshTransport(host=HostSpec(**{"name": "far", "address": "far", **host}), arguments=arguments).argv(["a b"])
+    return by_ssh(HostSpec(**{"name": "far", "address": "far", **host}), arguments).argv(["a b"])
 
 
 def effective(argv: list[str], tmp_path: Path, config: str = "") -> dict[str, str]:
@@ -79,7 +79,7 @@ def test_ssh_asks_nobody_and_waits_for_nobody_for_ever(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("lease_s", "interval_s"), [(15.0, "5"), (2.0, "1"), (100.0, "34")])
 def test_ssh_itself_is_as_patient_as_the_lease(tmp_path: Path, lease_s: float, interval_s: str) -> None:
-    options = effective(SshTransport(host=FAR, lease_s=lease_s).argv(["true"]), tmp_path)
+    options = effective(by_ssh(FAR, lease_s=lease_s).argv(["true"]), tmp_path)
     assert (options["serveraliveinterval"], options["serveralivecountmax"]) == (interval_s, "3")
 
 

@@ -86,7 +86,7 @@ def known(records: dict[int, Any], finished: Sequence[int] = ()) -> Comparison:
         ([record(STEP), record("all_reduce 3 Float"), record(STEP)], [], [1], "same shape and type"),
         ([record(STEP), record("all_reduce 3 Float", pending=False), record(STEP)], [1], [1], "same shape and type"),
         ([record(STEP), record("broadcast 512x512 Float")], [], [], "loops of different lengths"),
-        ([record(STEP), record(STEP), record(STEP)], [], [], "check --deep"),
+        ([record(STEP), record(STEP), record(STEP)], [], [], "distrain check"),
         ([record("broadcast 3 Float")] * 3, [], [], "loops of different lengths"),
     ],
 )

@@ -58,7 +58,8 @@ class Run:
 
     def answer(self, *ranks: int, idle: tuple[int, ...] = ()) -> None:
         for rank in ranks:
-            self.do(self.monitor.add_stacks, "", wire.StackDump(attempt=0, rank=rank, body=STACK.encode()))
+            stacks = wire.Dump(attempt=0, rank=rank, what="stacks", body=STACK.encode())
+            self.do(self.monitor.add_record, "", stacks)
         silent = [rank for rank in range(4) if rank not in ranks] if ranks else []
         self.do(self.monitor.host_done, "alpha", wire.StacksDone(attempt=0, silent=silent, idle=list(idle)))
 

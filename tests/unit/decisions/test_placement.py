@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distrain.api.config import ScalingConfig
-from distrain.decisions.placement import make_plan, visible_devices
+from distrain.decisions.placement import make_plan
 from distrain.errors import ResourcesError
 from distrain.hosts.host import Gpu, HostInfo
 
@@ -25,8 +25,8 @@ def host(
     return HostInfo(name=name, cpus=cpus, memory_bytes=memory_bytes, gpus=found, **facts)
 
 
-def gpu(uuid: str, *, board: str | None = None, name: str = "NVIDIA A100-SXM4-40GB") -> Gpu:
-    return Gpu(name=name, uuid=uuid, board=board or uuid)
+def gpu(uuid: str, *, name: str = "NVIDIA A100-SXM4-40GB") -> Gpu:
+    return Gpu(name=name, uuid=uuid)
 
 
 # -- placement -------------------------------------------------------------------------------------------------------
@@ -100,42 +100,11 @@ def test_no_gpu_at_all_says_why_that_may_be() -> None:
     assert text.endswith(" the driver is broken.")
 
 
-# -- MIG instances ---------------------------------------------------------------------------------------------------
-
-
-def split_host(*instances: int, whole: int = 0) -> HostInfo:
-    """A host with a board of so many MIG instances each, and whole GPUs before them."""
-    found = [gpu(f"GPU-{index}") for index in range(whole)]
-    for board, number in enumerate(instances, start=whole):
-        found += (gpu(f"MIG-{board}{index}", board=f"GPU-{board}") for index in range(number))
-    return HostInfo(name="one", cpus=4, memory_bytes=16 * GIB, gpus=tuple(found))
+# -- GPUs that are shared ----------------------------------------------------------------------------------------------
 
 
 def with_gpus(workers: int, each: float = 1) -> ScalingConfig:
     return ScalingConfig(num_workers=workers, use_gpu=True, resources_per_worker={"GPU": each})
-
-
-def test_every_rank_is_shown_its_own_mig_instance_as_device_0() -> None:
-    plan = make_plan([split_host(2, 3)], with_gpus(4))
-    shown = [visible_devices(rank)["CUDA_VISIBLE_DEVICES"] for rank in plan.ranks]
-    assert shown == ["MIG-00", "MIG-01", "MIG-10", "MIG-11"]
-    assert [rank.devices for rank in plan.ranks] == [(0,)] * 4
-
-
-def test_beside_mig_instances_whole_gpus_are_shown_by_uuid_too() -> None:
-    """Their place among all devices is no index of CUDA."""
-    facts = split_host(2, whole=1)
-    facts = replace(facts, gpus=(*(facts.gpus or ())[1:], gpu("GPU-0")))
-    plan = make_plan([facts], with_gpus(3))
-    shown = [visible_devices(rank)["CUDA_VISIBLE_DEVICES"] for rank in plan.ranks]
-    assert shown == ["MIG-10", "MIG-11", "GPU-0"]
-    assert [rank.devices for rank in plan.ranks] == [(0,), (0,), (0,)]
-
-
-def test_more_than_one_mig_instance_for_a_worker_is_refused() -> None:
-    text = refusal(split_host(4), with_gpus(2, 2))
-    assert text.startswith("one: a process can use one MIG instance only")
-    assert "asks for 2 GPUs each" in text
 
 
 @pytest.mark.parametrize(
@@ -145,9 +114,6 @@ def test_more_than_one_mig_instance_for_a_worker_is_refused() -> None:
         (host(gpus=2), 2, 0.5, True),
         (host(gpus=2), 2, 0.6, False),
         (host(gpus=1), 1, 0.5, False),
-        (split_host(2), 2, 1, True),
-        (split_host(1, 1), 2, 1, False),
-        (split_host(3), 1, 1, False),
         (host(gpus=0), 2, 0, False),
     ],
 )

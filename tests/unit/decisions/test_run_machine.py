@@ -26,7 +26,6 @@ from distrain.decisions.run_machine import (
     ConnectHost,
     HangDetected,
     HostLost,
-    HostSlow,
     Outstanding,
     RolledBack,
     RunRequest,
@@ -358,7 +357,6 @@ def test_one_of_two_hosts_lost_stops_the_other_and_fails_the_run(stages: int) ->
 def test_losing_a_host_without_ranks_does_not_end_the_training() -> None:
     play = Play(hosts=2, workers=1).run()
     assert play.happens(HostLost("two", "silent")) == []
-    assert play.happens(HostSlow("one", "CPU")) == [], "there is no other host"
     assert play.state is RunState.RUNNING
 
 

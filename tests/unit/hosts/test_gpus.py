@@ -15,18 +15,7 @@ from distrain.hosts import gpus
 from distrain.hosts.host import Gpu, gpu_problem
 from tests.nvml import make_driver
 
-
-def whole(number: int) -> list[Gpu]:
-    return [Gpu(name="NVIDIA H100", uuid=f"GPU-{number}f3a", board=f"GPU-{number}f3a")]
-
-
-def split(number: int, instances: int) -> list[Gpu]:
-    board = f"GPU-{number}f3a"
-    return [Gpu(name="NVIDIA H100", uuid=f"MIG-{number}{index}ab", board=board) for index in range(instances)]
-
-
-FOUR = [whole(0), whole(1), whole(2), whole(3)]
-MIXED = [whole(0), split(1, 2), split(2, 3)]
+FOUR = [Gpu(name="NVIDIA H100", uuid=f"GPU-{number}f3a", pci=f"0000:{number}0:00.0") for number in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -50,36 +39,24 @@ def test_gpus_are_seen_as_cuda_shows_them(listed: str | None, seen: str) -> None
     assert [gpu.uuid for gpu in gpus.visible(FOUR, listed)] == [f"GPU-{number}f3a" for number in seen]
 
 
-@pytest.mark.parametrize(
-    ("listed", "seen"),
-    [
-        (None, ["GPU-0f3a", "MIG-10ab", "MIG-11ab", "MIG-20ab", "MIG-21ab", "MIG-22ab"]),
-        ("MIG-21ab,MIG-10ab", ["MIG-21ab", "MIG-10ab"]),
-        ("MIG-22", ["MIG-22ab"]),
-        ("1", ["MIG-10ab", "MIG-11ab"]),
-        ("GPU-0,MIG-20ab", ["GPU-0f3a"]),
-        ("MIG-20ab,MIG-20ab", []),
-    ],
-)
-def test_a_split_gpu_is_its_instances(listed: str | None, seen: list[str]) -> None:
-    assert [gpu.uuid for gpu in gpus.visible(MIXED, listed)] == seen
+def test_a_process_has_one_mig_instance_at_most() -> None:
+    [gpu] = gpus.visible(FOUR, "MIG-21ab,MIG-10ab")
+    assert (gpu.uuid, gpu.name, gpu.is_mig) == ("MIG-21ab", "NVIDIA H100", True)
+    assert gpus.visible([], "MIG-21ab") == ()
 
 
-@pytest.mark.parametrize("boards", [FOUR, MIXED], ids=["whole", "split"])
 @pytest.mark.parametrize(
     ("named", "bad"),
     [
         ("0,2", None),
         ("0,7", "GPU 7"),
         ("GPU-0,GPU-none", "GPU-none"),
-        ("MIG-99", "MIG-99"),
         ("GPU-0,GPU-0f3a", "GPU-0"),
+        ("MIG-99", None),
     ],
 )
-def test_the_first_gpu_of_a_hostfile_that_is_not_there_is_named(
-    boards: list[list[Gpu]], named: str, bad: str | None
-) -> None:
-    problem = gpu_problem(named.split(","), gpus.visible(boards, named))
+def test_the_first_gpu_of_a_hostfile_that_is_not_there_is_named(named: str, bad: str | None) -> None:
+    problem = gpu_problem(named.split(","), gpus.visible(FOUR, named))
     assert problem is None if bad is None else f"gpus={named} in the hostfile, but it has no {bad}, or" in str(problem)
 
 
@@ -96,7 +73,7 @@ def found_by(**environment: str) -> tuple[list[str], str]:
     """Return the UUIDs and PCI addresses, and the problem, that a new process finds."""
     code = (
         "import os; from distrain.hosts.gpus import find_gpus; found, problem = find_gpus(os.environ);"
-        "result = [f'{gpu.board}:{gpu.uuid} {gpu.pci}' for gpu in found], problem"
+        "result = [f'{gpu.uuid} {gpu.pci}' for gpu in found], problem"
     )
     return in_new_process(code, **environment)
 
@@ -119,15 +96,13 @@ def in_new_process(code: str, **environment: str) -> tuple[Any, str]:
 @pytest.mark.parametrize(
     ("gpus", "found", "problem"),
     [
-        ("gg", ["GPU-1:GPU-1 0000:01:00.0", "GPU-2:GPU-2 0000:02:00.0"], ""),
+        ("gg", ["GPU-1 0000:01:00.0", "GPU-2 0000:02:00.0"], ""),
         (
             "glg",
-            ["GPU-1:GPU-1 0000:01:00.0", "GPU-3:GPU-3 0000:03:00.0"],
+            ["GPU-1 0000:01:00.0", "GPU-3 0000:03:00.0"],
             "GPU 1 cannot be used: GPU is lost (NVML error 15)",
         ),
-        ("gpg", ["GPU-1:GPU-1 0000:01:00.0", "GPU-3:GPU-3 0000:03:00.0"], ""),
-        ("mg", ["GPU-1:MIG-10 0000:01:00.0", "GPU-1:MIG-12 0000:01:00.0", "GPU-2:GPU-2 0000:02:00.0"], ""),
-        ("ge", ["GPU-1:GPU-1 0000:01:00.0"], ""),
+        ("gpg", ["GPU-1 0000:01:00.0", "GPU-3 0000:03:00.0"], ""),
         ("", [], ""),
     ],
 )
@@ -136,23 +111,23 @@ def test_only_gpus_that_work_are_found(driver: Path, gpus: str, found: list[str]
 
 
 def test_the_health_of_gpus_is_that_of_the_ones_that_are_shown(driver: Path) -> None:
-    """GPU 3 is lost, 4 belongs to another container, and 6 is hidden. MIG instances have the health of their GPU."""
+    """GPU 3 is lost, 4 belongs to another container, and 6 is hidden."""
     code = (
         "import os; from dataclasses import asdict; from distrain.hosts.gpus import find_gpus;"
         "from distrain.hosts.gpu_health import gpu_health; gpus, _ = find_gpus(os.environ);"
-        "result = [asdict(gpu) for gpu in gpu_health({gpu.board for gpu in gpus})], ''"
+        "result = [asdict(gpu) for gpu in gpu_health({gpu.uuid for gpu in gpus})], ''"
     )
-    environment = {"FAKE_GPUS": "gsulpmg", "FAKE_USER": str(os.getpid()), "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    environment = {"FAKE_GPUS": "gsulpgg", "FAKE_USER": str(os.getpid()), "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     health, _ = in_new_process(code, LD_LIBRARY_PATH=str(driver), **environment)
     well = {"memory_bytes": 8 << 30, "free_bytes": 8 << 30, "processes": [], "memory_errors": 0, "repair": ""}
     well |= {"slowed_by": [], "celsius": 91}
     unwell = {"memory_errors": 2, "repair": "pending", "slowed_by": ["heat", "the power supply"]}
     name = Path("/proc/self/comm").read_text().strip()
     assert health == [
-        {**well, "index": 0, "board": "GPU-1"},
-        {**well, **unwell, "index": 1, "board": "GPU-2"},
-        {**well, "index": 2, "board": "GPU-3", "free_bytes": 6 << 30, "processes": [f"{name} (pid {os.getpid()})"]},
-        {**well, "index": 5, "board": "GPU-6"},
+        {**well, "index": 0, "uuid": "GPU-1"},
+        {**well, **unwell, "index": 1, "uuid": "GPU-2"},
+        {**well, "index": 2, "uuid": "GPU-3", "free_bytes": 6 << 30, "processes": [f"{name} (pid {os.getpid()})"]},
+        {**well, "index": 5, "uuid": "GPU-6"},
     ]
 
 

@@ -62,7 +62,7 @@ def test_a_host_without_slots_takes_one_rank_or_one_for_each_of_its_gpus() -> No
     assert only("a gpus=0,2,5").slots == 3
     assert only("a gpus=0,2 slots=4").slots == 4
     assert only("a gpus=GPU-8a1b,GPU-77").gpus == ("GPU-8a1b", "GPU-77")
-    assert only("a gpus=MIG-8a1b,MIG-77/1/0").gpus == ("MIG-8a1b", "MIG-77/1/0")
+    assert only("a gpus=MIG-77/1/0").gpus == ("MIG-77/1/0",)
 
 
 def test_what_is_to_know_about_a_host() -> None:
@@ -115,7 +115,8 @@ def test_hosts_may_be_a_list_with_users_and_ipv6() -> None:
         ("fd77::11", "'fd77::11' is not a host: must be host, user@host, host:number or [IPv6 address]"),
         ("[fd77::xyz]", "[fd77::xyz] is not an IPv6 address"),
         ("a gpus=0,0", "gpus=0,0: a GPU is named twice"),
-        ("a gpus=0,GPU-8a1b", "gpus=0,GPU-8a1b: must be all indices, all GPU-... or all MIG-..."),
+        ("a gpus=0,GPU-8a1b", "gpus=0,GPU-8a1b: must be all indices, or all GPU-..."),
+        ("a gpus=MIG-1,MIG-2", "gpus=MIG-1,MIG-2: CUDA shows a process one MIG instance only"),
         ("a gpus=first", "gpus=first: must be indices or UUIDs such as 0,2"),
         ("a python=python3", "python=python3: must be an absolute path on that host"),
         ("a cwd=~/x", "cwd=~/x: must be an absolute path"),

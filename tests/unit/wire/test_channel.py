@@ -125,7 +125,7 @@ def test_draining_gets_a_large_last_frame_whole() -> None:
     read_fd, write_fd = os.pipe()
     widen_pipe(write_fd)
     receiver = Channel(read_fd, os.open(os.devnull, os.O_WRONLY))
-    data = wire.encode(wire.StackDump(attempt=0, rank=0, body=b"x" * 700_000))
+    data = wire.encode(wire.Dump(attempt=0, rank=0, what="", body=b"x" * 700_000))
     assert os.write(write_fd, data) == len(data)
     os.close(write_fd)
     assert [frame.raw for frame in receiver.drain()] == [data]
@@ -167,7 +167,7 @@ def test_a_signal_handler_within_send_tears_and_doubles_nothing(pair: Pair, hand
 
     def send() -> None:
         number = next(numbers)
-        pair.near.send(wire.encode(wire.StackDump(attempt=0, rank=number, body=b"x" * size)))
+        pair.near.send(wire.encode(wire.Dump(attempt=0, rank=number, what="", body=b"x" * size)))
         sent.append(number)
 
     def interrupt(*_: object) -> None:
@@ -194,6 +194,6 @@ def test_a_signal_handler_within_send_tears_and_doubles_nothing(pair: Pair, hand
     pair.near.write_fd = -1
     reader.join()
     assert pair.far.broken is None
-    arrived = [message.rank for message in messages(frames) if isinstance(message, wire.StackDump)]
+    arrived = [message.rank for message in messages(frames) if isinstance(message, wire.Dump)]
     assert len(set(arrived)) == len(arrived) > 20
     assert set(arrived) >= set(sent)

@@ -59,16 +59,6 @@ def test_methods_of_the_context_are_functions_as_in_ray_air(worker: Worker) -> N
         session.get_nothing()  # type: ignore[attr-defined]
 
 
-def test_a_test_of_the_host_is_made_in_the_next_report(worker: Worker) -> None:
-    worker.coordinator.send(wire.SniffTest(attempt=2, rank=1))
-    distrain.report({})
-    distrain.report({})
-    sniffed, first, second = worker.said()
-    assert sniffed.results["memory"] > 0
-    assert (sniffed.attempt, sniffed.rank, sniffed.model) == (2, 1, "")
-    assert [first.index, second.index] == [1, 2]
-
-
 CALLS = {
     "report()": lambda: distrain.report({}),
     "should_stop()": distrain.should_stop,
