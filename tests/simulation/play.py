@@ -311,7 +311,7 @@ class _Run(run_module.Run):
 
     def _observers(self) -> Any:
         observers = super()._observers()
-        observers.add(_Recorder(self._life, self._play))
+        observers._observers.append(_Recorder(self._life, self._play))
         return observers
 
 
