@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Known(NamedTuple):
-    """A change of one file. ``old`` is in it once. only: the themes of ``scripts/fuzz`` that can show it, if it is rare."""
+    """A change of one file. ``old`` is in it once. only: the themes of ``scripts/fuzz`` that show it, if it is rare."""
 
     name: str
     file: str
