@@ -126,6 +126,8 @@ class RunStateMachine:
         self._stop_consensus = StopConsensus(self.attempt)
         self._saving: CheckpointsInProgress | None = None
         """The checkpoints that SAVING waits for; None until they are known."""
+        self._stop_by = math.inf
+        """Until when ranks may save because the user wants the run to stop."""
         self._waits_since = math.inf
         """When the wait of PREPARING, SAVING or SETTLING began."""
         self._has_announced_wait = False
@@ -606,7 +608,7 @@ class RunStateMachine:
             return self._stop_after_failure(now)
         until = self._waits_since + latest.within_s  # a report that came by then may be stored
         stored_by = min(now, until) + CHECKPOINT_GRACE_S if latest.parts else now
-        self._deadline = max(until, stored_by) if latest.expected else stored_by
+        self._deadline = min(max(until, stored_by) if latest.expected else stored_by, max(now, self._stop_by))
         if before is not None or not (latest.parts or self._is_culprit_known):
             return []  # in the second case, an awaited rank may be the culprit
         aim = "store a checkpoint" if latest.parts else "make as many reports"
@@ -771,7 +773,7 @@ class RunStateMachine:
             return self._end_early(RunState.STOPPED)
         grace_s = self.request.stop_grace_s
         if self.saves_on_stop:
-            self._deadline = now + grace_s
+            self._deadline = self._stop_by = now + grace_s
             text = f"{pressed}: the run stops; the workers have {grace_s:g} s to save a checkpoint"
             return [
                 ShowLine(f"{text}. {again} kills the workers now"),

@@ -142,7 +142,7 @@ KNOWN = [
     Known(
         "a stop is not followed by SIGKILL, as its time is not limited",
         "decisions/run_machine.py",
-        "        if self.saves_on_stop:\n            self._deadline = now + grace_s\n",
+        "        if self.saves_on_stop:\n            self._deadline = self._stop_by = now + grace_s\n",
         "        if self.saves_on_stop:\n",
     ),
     Known(
@@ -418,5 +418,11 @@ KNOWN = [
         "coordinator/memory_rounds.py",
         'self.store.new_name(manifest["name"], manifest["index"])',
         'manifest["name"] or self.store.paths.checkpoint(manifest["index"]).name',
+    ),
+    Known(
+        "a rank that fails while the run stops makes it wait for others as long as ever",
+        "decisions/run_machine.py",
+        "self._deadline = self._stop_by = now + grace_s",
+        "self._deadline = now + grace_s",
     ),
 ]

@@ -136,6 +136,7 @@ def metrics_have_every_report_once(play: Play) -> Iterator[str]:
     for line in lines:
         found[line["attempt"], line["rank"]].append(line["index"])
     is_cut = any(life.was_killed for life in play.lives) or _was_refused(play.lives[-1]) or _was_interrupted(play)
+    is_cut = is_cut or (play.lives[-1].asked_to_stop > 1 and _has(play, "slow disk", "slow bucket"))
     is_whole = not (is_cut or play.hit_hosts or (play.lives[-1].process.error and _has(play, *STORAGE_FAULTS)))
     lost = play.lines - {(line["attempt"], line["rank"], line["index"]) for line in lines}
     if lost and not _has(play, "lose power"):

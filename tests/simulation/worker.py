@@ -188,7 +188,7 @@ class SimulatedRank:
 
     @property
     def _called_at(self) -> float:
-        return max((call.began for call in self.play.calls if call.rank == self.number), default=self.world.now)
+        return max([self.since, *(call.began for call in self.play.calls if call.rank == self.number)])
 
     def _session(self) -> Session:
         spec = self.spec
