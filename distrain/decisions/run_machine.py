@@ -127,6 +127,8 @@ class RunStateMachine:
         self._stop_consensus = StopConsensus(self.attempt)
         self._saving: CheckpointsInProgress | None = None
         """The checkpoints that SAVING waits for; None until they are known."""
+        self._stop_by = math.inf
+        """Until when ranks may save because the user wants the run to stop."""
         self._waits_since = math.inf
         """When the wait of PREPARING, SAVING or SETTLING began."""
         self._has_announced_wait = False
@@ -552,7 +554,8 @@ class RunStateMachine:
             return
         until = self._waits_since + latest.within_s  # a report that came by then may be stored
         stored_by = min(self._now, until) + CHECKPOINT_GRACE_S if latest.parts else self._now
-        self._deadline = max(until, stored_by) if latest.expected else stored_by
+        until = max(until, stored_by) if latest.expected else stored_by
+        self._deadline = min(until, max(self._now, self._stop_by))
         if before is None and (latest.parts or self._is_culprit_known):  # else an awaited rank may be the culprit
             failed, left_s = name_ranks(self.failed_ranks), self._deadline - self._now
             aim = "store a checkpoint" if latest.parts else "make as many reports"
@@ -735,7 +738,7 @@ class RunStateMachine:
     def _stop_training(self) -> None:
         grace_s = self.request.stop_grace_s
         if self.saves_on_stop:
-            self._deadline = self._now + grace_s
+            self._deadline = self._stop_by = self._now + grace_s
             self._announce_stop(f"the run stops; the workers have {grace_s:g} s to save a checkpoint")
             self._send_stop_orders(self._stop_consensus.request_stop())
             return

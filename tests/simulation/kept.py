@@ -102,4 +102,13 @@ KEPT = [
         missing_rank_s=60, raises=frozenset({(2, 3, 0)}), rolls_back=frozenset({(1, 5)}), bucket=True,
         faults=(Fault(2.239379987553344, "slow bucket", 13, 2), Fault(3.0200423642946808, "take over", 1, 2)),
     ),
+    # A rank failed while the run was stopping; the wait for the other ranks lasted for a minute, not for the grace.
+    Scenario(
+        seed=42723307554538, ranks=4, steps=3, step_s=(0.2, 1.5, 1.5, 0.2), mode="MEMORY", early=(2, 2),
+        asks_to_stop=True, missing_rank_s=60,
+        faults=(
+            Fault(0.33014777652895316, "kill rank", 8, 3), Fault(2.818922007522656, "debug", 7, 0.5),
+            Fault(3.007748235555625, "signal", 2, 3),
+        ),
+    ),
 ]  # fmt: skip

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 
 class Known(NamedTuple):
-    """A change of one file. ``old`` is in it once."""
+    """A change of one file. ``old`` is in it once. only: the themes of ``scripts/fuzz`` that show it, if it is rare."""
 
     name: str
     file: str
     old: str
     new: str
+    only: str = ""
 
 
 KNOWN = [
@@ -110,12 +111,14 @@ KNOWN = [
         "agent/memory_keeper.py",
         " and part not in self._hashing:\n",
         ":\n",
+        "memory",
     ),
     Known(
         "a part is written over files that a reader has",
         "worker/reporting/memory_part.py",
         "            elif path.stat().st_nlink > 1 or str(path.relative_to(folder)) not in files:\n",
         "            elif str(path.relative_to(folder)) not in files:\n",
+        "memory",
     ),
     Known(
         "agents store an older checkpoint after the coordinator is gone",
@@ -128,6 +131,7 @@ KNOWN = [
         "coordinator/store/local_store.py",
         "            take_over(root)\n            self.directory.open()\n",
         "            self.directory.open()\n",
+        "memory,starts",
     ),
     Known(
         "damaged bytes in memory are stored",
@@ -138,7 +142,7 @@ KNOWN = [
     Known(
         "a stop is not followed by SIGKILL, as its time is not limited",
         "decisions/run_machine.py",
-        "        if self.saves_on_stop:\n            self._deadline = self._now + grace_s\n",
+        "        if self.saves_on_stop:\n            self._deadline = self._stop_by = self._now + grace_s\n",
         "        if self.saves_on_stop:\n",
     ),
     Known(
@@ -158,6 +162,7 @@ KNOWN = [
         "coordinator/store/local_store.py",
         "                if saved.is_in_memory or (damage := _damage_of(path, is_needed=is_needed)) is None:\n",
         "                if True:\n",
+        "starts",
     ),
     Known(
         "lines that a full disk did not take are lost",
@@ -191,9 +196,10 @@ KNOWN = [
     ),
     Known(
         "hangs are not looked for while an upload is open",
-        "decisions/health/hangs.py",
-        "(self.is_serving and self.standstills.is_asking)",
-        "self.is_serving",
+        "coordinator/coordinator.py",
+        "waits = (is_storing and self.hang_monitor.standstills.is_asking) or self._clock.is_paused",
+        "waits = is_storing or self._clock.is_paused",
+        "hangs",
     ),
     Known(
         "checkpoints are joined by their own number, and not by that of the report",
@@ -212,6 +218,7 @@ KNOWN = [
         "decisions/checkpoints/ledger.py",
         '        self._note(latest, {"skip_to": self.all[-1].skip_to})\n',
         "",
+        "rollbacks,starts",
     ),
     Known(
         "checkpoints in memory that a Rollback gave up stay",
@@ -314,6 +321,7 @@ KNOWN = [
         "transfer/executor.py",
         "        if abs(time.time() - self._checked_at) > _PAUSE_S:\n            self._owned_run()\n",
         "",
+        "takeovers",
     ),
     Known(
         "files that a lost host was to store are waited for",
@@ -326,6 +334,7 @@ KNOWN = [
         "decisions/health/hangs.py",
         "        self.standstills.note_mute(self._silent & self._hang.waiting.keys())  # stopped while they waited\n",
         "",
+        "hangs",
     ),
     Known(
         "a host that has come back is believed to see the storage",
@@ -333,6 +342,7 @@ KNOWN = [
         "        return host in self._answers and self._answers[host].storage_problem is not None\n",
         "        known = host in self._answers and host in self._hosts and self._hosts[host].is_set_up\n"
         "        return known and self._answers[host].storage_problem is not None\n",
+        "apart",
     ),
     Known(
         "timers run while a person looks at a rank",
@@ -369,6 +379,7 @@ KNOWN = [
         "decisions/health/hangs.py",
         "        elif not self._looks and (unheard",
         "        elif False and (unheard",
+        "hangs",
     ),
     Known(
         "get_checkpoint() does not wait for what was reported",
@@ -393,17 +404,25 @@ KNOWN = [
         "coordinator/store/remote_store.py",
         "_SKIPPED = 10\n",
         "_SKIPPED = 0\n",
+        "takeovers",
     ),
     Known(
         "get_checkpoint() does not wait for files that are listed once slow ranks are written off",
-        "decisions/checkpoints/life.py",
-        "(self.is_committing or self.awaits_uploads())",
-        "self.is_committing",
+        "coordinator/report_handler.py",
+        "(self.store.is_committing or self.awaits_uploads())",
+        "self.store.is_committing",
+        "quiet",
     ),
     Known(
         "a checkpoint in memory gets the name of one in the bucket",
         "coordinator/engine.py",
         "            new_name=store.new_name,\n",
         "",
+    ),
+    Known(
+        "a rank that fails while the run stops makes it wait for others as long as ever",
+        "decisions/run_machine.py",
+        "self._deadline = self._stop_by = self._now + grace_s",
+        "self._deadline = self._now + grace_s",
     ),
 ]

@@ -137,6 +137,7 @@ def metrics_have_every_report_once(play: Play) -> Iterator[str]:
     for line in lines:
         found[line["attempt"], line["rank"]].append(line["index"])
     is_cut = any(life.was_killed for life in play.lives) or _was_refused(play.lives[-1]) or _was_interrupted(play)
+    is_cut = is_cut or (play.lives[-1].asked_to_stop > 1 and _has(play, "slow disk", "slow bucket"))
     is_whole = not (is_cut or play.hit_hosts or (play.lives[-1].process.error and _has(play, *STORAGE_FAULTS)))
     lost = play.lines - {(line["attempt"], line["rank"], line["index"]) for line in lines}
     if lost and not _has(play, "lose power"):
@@ -161,7 +162,8 @@ def the_end_is_what_happened(play: Play) -> Iterator[str]:
     if _is_quiet(play) and error is not None:
         yield f"nothing was disturbed, but fit() raised {type(error).__name__}: {error}"
     had_failed = error is not None and not isinstance(error, _STOPS)  # a signal only ends the wait for the storage
-    if _was_interrupted(play) or (life.asked_to_stop > (not had_failed) and _has(play, "slow disk", "slow bucket")):
+    is_slow = _has(play, "slow disk", "slow bucket", "stop coordinator")
+    if _was_interrupted(play) or (is_slow and life.asked_to_stop > (not had_failed)):
         return
     if error is not None and not (life.facts and (play.run_directory / "run.json").exists()):
         return  # it has not begun
@@ -243,7 +245,8 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
         is_lost = True  # nobody stores what is in memory there
     given_up = _given_up(play)
     seen: set[tuple[int, int]] = set()
-    for moment, rank in play.starts:
+    rivals = {rival.number for rival in play.rivals}  # a later one begins another run
+    for moment, rank in [start for start in play.starts if start[1].life not in rivals]:
         if (rank.life, rank.attempt) in seen or any(other.life > rank.life for at, other in play.starts if at < moment):
             continue  # the second: another process has taken over the run
         seen.add((rank.life, rank.attempt))
@@ -260,6 +263,8 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
 def a_lost_host_costs_no_copied_checkpoint(play: Play) -> Iterator[str]:
     """After the death of a host, the next attempt starts from the last checkpoint that was copied, or a newer one."""
     if len(play.copied) != 1 or play.scenario.rolls_back or _has(play, *_LOSING_MORE, *STORAGE_FAULTS, *FLIPS):
+        return
+    if _is_hasty(play):  # one that lacks ranks is given up
         return
     moment, copied = play.copied[0]
     index = {fact.name: fact.index for _, fact in play.told if isinstance(fact, Committed)}

@@ -127,6 +127,8 @@ THEMES = {
     "rollbacks": lambda one: bool(one.rolls_back),
     "apart": lambda one: not one.shares_files,
     "buckets": lambda one: one.bucket,
+    "takeovers": lambda one: any(fault.kind == "take over" for fault in one.faults),
+    "quiet": lambda one: bool(one.quiet),
     "debugging": lambda one: any(fault.kind == "debug" for fault in one.faults),
 }
 """What --only of scripts/fuzz selects."""

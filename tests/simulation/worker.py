@@ -188,7 +188,7 @@ class SimulatedRank:
 
     @property
     def _called_at(self) -> float:
-        return max((call.began for call in self.play.calls if call.rank == self.number), default=self.world.now)
+        return max([self.since, *(call.began for call in self.play.calls if call.rank == self.number)])
 
     def _session(self) -> Session:
         spec = self.spec
@@ -341,7 +341,8 @@ class SimulatedRank:
             if scenario.own_names:
                 files[f"more_{self.number}.bin"] = f"{state}".encode() * 10
             if scenario.mode == "NO_UPLOAD":
-                folder = self.play.run_directory / f"checkpoint_own-{self.attempt}-{index}"
+                run = self.play.run_directory.parent / session.context.run_name  # perhaps another one
+                folder = run / f"checkpoint_own-{self.attempt}-{index}"
             else:
                 folder = self.agent.host.root / "local" / f"{self.life}-{self.attempt}-{self.number}-{index}"
             if isinstance(folder, Path):

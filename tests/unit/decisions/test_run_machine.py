@@ -268,6 +268,18 @@ def test_the_wait_for_a_checkpoint_ends_when_the_user_stops_or_it_cannot_be_kept
     assert play.state is RunState.FAILED
 
 
+def test_a_rank_that_fails_while_the_run_stops_makes_the_others_no_slower() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.rank_says(wire.StopVote, 0, call=0)
+    play.happens(StopRequested("SIGINT"))
+    limit = play.now + GRACE_S
+    play.now += GRACE_S / 2
+    saving(play, expected=[0])
+    play.raises(3)
+    assert play.state is RunState.SAVING
+    assert play.machine.deadline() == limit
+
+
 # -- asked to stop ---------------------------------------------------------------------------------------------------
 
 
