@@ -196,9 +196,9 @@ KNOWN = [
     ),
     Known(
         "hangs are not looked for while an upload is open",
-        "coordinator/coordinator.py",
-        "waits = (is_storing and self.hang_monitor.standstills.is_asking) or self._clock.is_paused",
-        "waits = is_storing or self._clock.is_paused",
+        "decisions/health/hangs.py",
+        "(self.is_serving and self.standstills.is_asking)",
+        "self.is_serving",
         "hangs",
     ),
     Known(
@@ -408,9 +408,9 @@ KNOWN = [
     ),
     Known(
         "get_checkpoint() does not wait for files that are listed once slow ranks are written off",
-        "coordinator/report_handler.py",
-        "(self.store.is_committing or self.awaits_uploads())",
-        "self.store.is_committing",
+        "decisions/checkpoints/life.py",
+        "(self.is_committing or self.awaits_uploads())",
+        "self.is_committing",
         "quiet",
     ),
     Known(
