@@ -191,7 +191,7 @@ class MemoryRounds:
         assert plan is not None
         copies = copy_hosts(plan.hosts, self.racks)
         manifest, known = new.manifest, {saved.path.name for saved in self.store.committed}
-        name = self.store.new_name(manifest["name"], manifest["index"])
+        name = manifest["name"] or self.store.new_name(manifest["index"])
         if name in {*known, *self._rounds, self._storing_name}:  # another one by that name may be somewhere
             name = f"{name}-{manifest['index']}"
         manifest["name"] = name

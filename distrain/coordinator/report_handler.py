@@ -569,13 +569,14 @@ class ReportHandler:
         now = self.clock.now()
         self._settled_up_to = self._find_settled()
         validating = any(map(self.validations.awaits, self.store.committed))
+        patience_s = self.config.missing_rank_s + _COMMIT_S * (self.store.is_committing or self.awaits_uploads())
         body = b""
         for request, since in requests:
             reports = self.report_counts.get(request.rank, 0)
             settled, settled_synced, settled_soon, head_start_ends = self._settled_up_to
             if request.synced:
                 settled = settled_soon if now >= head_start_ends else settled_synced
-            limit = since + self.config.missing_rank_s + _COMMIT_S * (self.store.is_committing or self.awaits_uploads())
+            limit = since + patience_s
             others = now < limit and reports > settled
             own = not request.synced and any(
                 request.rank in unsettled.reports for unsettled in self._unsettled.values()

@@ -608,7 +608,8 @@ class RunStateMachine:
             return self._stop_after_failure(now)
         until = self._waits_since + latest.within_s  # a report that came by then may be stored
         stored_by = min(now, until) + CHECKPOINT_GRACE_S if latest.parts else now
-        self._deadline = min(max(until, stored_by) if latest.expected else stored_by, max(now, self._stop_by))
+        until = max(until, stored_by) if latest.expected else stored_by
+        self._deadline = min(until, max(now, self._stop_by))
         if before is not None or not (latest.parts or self._is_culprit_known):
             return []  # in the second case, an awaited rank may be the culprit
         aim = "store a checkpoint" if latest.parts else "make as many reports"

@@ -416,8 +416,8 @@ KNOWN = [
     Known(
         "a checkpoint in memory gets the name of one in the bucket",
         "coordinator/memory_rounds.py",
-        'self.store.new_name(manifest["name"], manifest["index"])',
-        'manifest["name"] or self.store.paths.checkpoint(manifest["index"]).name',
+        'self.store.new_name(manifest["index"])',
+        'self.store.paths.checkpoint(manifest["index"]).name',
     ),
     Known(
         "a rank that fails while the run stops makes it wait for others as long as ever",
