@@ -361,7 +361,9 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
     is_lost = is_lost or (was_killed and (play.scenario.bucket or not play.scenario.shares_files))
     facts = [fact for _, fact in committed if not ((fact.is_in_memory and is_lost) or _given_up(play))]
     kept = {manifest["index"]: manifest["metrics"] for manifest in found.values()}
-    if facts and facts[-1].index > max(kept, default=-1):  # the one after it may be there: fit() was killed then
+    damaged = {file.parent.name for file in play.flipped}  # they are set aside
+    last = facts[-1].index if facts and facts[-1].name not in damaged else -1
+    if last > max(kept, default=-1):  # the one after it may be there: fit() was killed then
         yield f"{facts[-1].name}, the last, is not kept"
     name, order = config.checkpoint_score_attribute, config.checkpoint_score_order
     if name and not (play.scenario.rolls_back or play.scenario.validates or play.flipped):  # nothing else gives one up

@@ -231,21 +231,19 @@ class RemoteStore(RunStore):
     def _directory_for(self, attempt: int, ordinal: int, name: str | None) -> str:
         """Return the name of a checkpoint's directory, which no other one has had."""
         if (attempt, ordinal) not in self._directories:
-            free = self.new_name(name, self.ledger.next_index)
+            wanted = name or self.new_name(self.ledger.next_index)
+            free = next(one for one in numbered(wanted) if one not in self._used)
+            if free != wanted:
+                warn(f"{self.location / wanted} exists, so this checkpoint is called {free}")
             self._used.add(free)
             self._directories[attempt, ordinal] = free
         return self._directories[attempt, ordinal]
 
-    def new_name(self, wanted: str | None, index: int) -> str:
-        if wanted is None:
-            numbers = itertools.count(max(self._next_number, index))
-            number = next(one for one in numbers if self.paths.checkpoint(one).name not in self._used)
-            self._next_number = number + 1
-            return self.paths.checkpoint(number).name
-        free = next(one for one in numbered(wanted) if one not in self._used)
-        if free != wanted:
-            warn(f"{self.location / wanted} exists, so this checkpoint is called {free}")
-        return free
+    def new_name(self, index: int) -> str:
+        numbers = itertools.count(max(self._next_number, index))
+        number = next(one for one in numbers if self.paths.checkpoint(one).name not in self._used)
+        self._next_number = number + 1
+        return self.paths.checkpoint(number).name
 
     def publish(self, new: Publish) -> None:
         manifest = new.manifest

@@ -313,9 +313,9 @@ class RunStore(ABC):
         """
         then(0)
 
-    def new_name(self, wanted: str | None, index: int) -> str:
-        """Return the name of a checkpoint that is only in memory for now. No other one gets it."""
-        return wanted or self.paths.checkpoint(index).name
+    def new_name(self, index: int) -> str:
+        """Return a name for the checkpoint with this number, for which the user has none. It is given only once."""
+        return self.paths.checkpoint(index).name
 
     @abstractmethod
     def prepare(self, attempt: int, ordinal: int, *, name: str | None, then: Callable[[str], None]) -> None:

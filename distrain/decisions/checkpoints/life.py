@@ -681,13 +681,14 @@ class Checkpoints:
         now = self.now
         self._settled_up_to = self._find_settled()
         validating = any(map(self._awaits_validation, self.ledger.all))
+        patience_s = self.config.missing_rank_s + _COMMIT_S * (self.is_committing or self.awaits_uploads())
         body = b""
         for request, since in requests:
             reports = self._assembly.reports_of(request.rank)
             settled, settled_synced, settled_soon, head_start_ends = self._settled_up_to
             if request.synced:
                 settled = settled_soon if now >= head_start_ends else settled_synced
-            limit = since + self.config.missing_rank_s + _COMMIT_S * (self.is_committing or self.awaits_uploads())
+            limit = since + patience_s
             others = now < limit and reports > settled
             own = not request.synced and any(request.rank in joining.reports for joining in self._joining.values())
             if (others or own or (request.validated and validating)) and not request.at_once:

@@ -178,7 +178,7 @@ class Rounds:
         """
         copies, manifest = copy_hosts(self.site.plan.hosts, self.site.racks), new.manifest
         known = self.ledger.names
-        name = self.site.new_name(manifest["name"], manifest["index"])
+        name = manifest["name"] or self.site.new_name(manifest["index"])
         if name in {*known, *self._kept, self._storing_name}:  # another one by that name may be somewhere
             name = f"{name}-{manifest['index']}"
         manifest["name"] = name

@@ -26,7 +26,7 @@ class Site:
     checkpoint: where the run starts if it has no checkpoint itself.
     find_plan: returns the plan of the latest attempt. lacks_storage: tells whether a host does not see the storage.
     is_training: tells whether hosts have all that they need for uploads. is_idle: tells whether the storage has
-    nothing to do. new_name: returns a name that no other checkpoint has, given the wanted one or None, and its number.
+    nothing to do. new_name: returns a name for the checkpoint with a number, and never the same one again.
     wall_time: returns the seconds since 1970.
     """
 
@@ -41,7 +41,7 @@ class Site:
     lacks_storage: Callable[[str], bool] = lambda host: False
     is_training: Callable[[], bool] = lambda: True
     is_idle: Callable[[], bool] = lambda: True
-    new_name: Callable[[str | None, int], str] = lambda wanted, index: wanted or checkpoint_name(index)
+    new_name: Callable[[int], str] = checkpoint_name
     wall_time: Callable[[], float] = lambda: 0.0
 
     @property
