@@ -64,27 +64,28 @@ class _World:
         self.machine = RunStateMachine(request)
         self._ranks: dict[str, list[int]] = {}
         self._attempt = -1
-        self._inbox: deque[events.Event] = deque()
+        self._inbox: deque[tuple[str, events.Event | wire.Message]] = deque()
         self._is_busy = False
 
-    def happened(self, event: events.Event) -> None:
-        self.do(self.machine.handle(event, 0.0))
+    def happened(self, event: events.Event | wire.Message, host: str = "") -> None:
+        self.do(self.machine.handle(event, 0.0, host))
 
     def do(self, actions: list[events.Action]) -> None:
         for action in actions:
             match action:
                 case events.ConnectHost(host):
-                    self._inbox.append(events.MessageReceived(host, _hello(host)))
+                    self._inbox.append((host, _hello(host)))
                 case events.AttemptStarts(attempt):
                     self._attempt = attempt
                 case events.SendMessage(host, message):
-                    self._inbox.extend(events.MessageReceived(host, answer) for answer in self._answers(host, message))
+                    self._inbox.extend((host, answer) for answer in self._answers(host, message))
         if self._is_busy:
             return
         self._is_busy = True
         while self._inbox or self.machine.state.waits_for_files:
             waits = self.machine.state.waits_for_files
-            self.do(self.machine.handle(events.Outstanding() if waits else self._inbox.popleft(), 0.0))
+            host, event = ("", events.Outstanding()) if waits else self._inbox.popleft()
+            self.do(self.machine.handle(event, 0.0, host))
         self._is_busy = False
 
     def _answers(self, host: str, message: wire.Message) -> Iterator[wire.Message]:
@@ -118,7 +119,7 @@ class _World:
                     exit_code=0,
                     body=b"",
                 )
-                self.happened(events.MessageReceived(host, outcome))
+                self.happened(outcome, host)
 
 
 def _hello(host: str) -> wire.Hello:
