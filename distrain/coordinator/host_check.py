@@ -17,7 +17,6 @@ from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.decisions.host_checks import Finding, clock_findings, disk_findings, gpu_findings
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
 from distrain.decisions.placement import make_plan, prepare_message
-from distrain.decisions.run_machine import FIRST_PROGRESS_S
 from distrain.errors import ResourcesError
 from distrain.hosts.gpu_health import GpuHealth
 from distrain.system.background import Background
@@ -122,7 +121,6 @@ class HostCheck:
         try:
             self._ranks.begin(self._loop, self._hear, self._on_lost)
             self._ranks.open()
-            self._loop.call_in("progress", FIRST_PROGRESS_S, self._show_progress)
             self._pool.begin_search(time.monotonic(), reconnect_s=0.0, wait_s=HOST_ANSWER_TIMEOUT_S)
             self._connect()
             while not self._is_finished():
@@ -134,10 +132,6 @@ class HostCheck:
     def _on_signal(self, number: int) -> None:
         note_stop(signal.Signals(number).name)
         self._is_stopped = True
-
-    def _show_progress(self) -> None:
-        if text := self._pool.describe_progress():
-            warn(text)
 
     def _report(self, finding: Finding) -> None:
         self._findings[finding] = None
@@ -152,10 +146,11 @@ class HostCheck:
         for host in self._pool.hosts_to_connect(now):
             self._ranks.connect(host)
         if self._pool.readiness(now) is Readiness.WAITING:
+            if text := self._pool.describe_progress(now):
+                warn(text)
             self._loop.call_at("connect", self._pool.deadline(), self._connect)
             return
-        for timer in ("connect", "progress"):
-            self._loop.cancel(timer)
+        self._loop.cancel("connect")
         self._hosts = [info.name for info in self._pool.connected]
         for host in self._hosts:
             if self._request.hosts[host].is_local:

@@ -26,6 +26,8 @@ HOST_ANSWER_TIMEOUT_S = 60.0
 """Seconds to wait for the HELLO of a new agent, and for its ports, before its host counts as lost."""
 SLOW_HOST_S = 10.0
 """Seconds after which a host that has not answered may be replaced by a spare one. Equals ssh's connect timeout."""
+FIRST_PROGRESS_S = 5.0
+"""Seconds to wait for hosts before a line names those that have not answered. The time doubles with every line."""
 RECONNECT_INTERVAL_S = 2.0
 """Seconds to wait after a failed connection to a lost host before the next one."""
 FIRST_AT_ONCE = 10
@@ -104,6 +106,8 @@ class HostPool:
         self._reconnect_failure: dict[str, str] = {}
         self._reconnect_until = -math.inf
         self._wait_until = math.inf
+        self._progress_due = math.inf
+        self._progress_interval_s = FIRST_PROGRESS_S
         for name in slots:
             self._allow(name, -math.inf)
 
@@ -116,6 +120,8 @@ class HostPool:
         """
         self._reconnect_until = now + reconnect_s
         self._wait_until = now + wait_s
+        self._progress_interval_s = FIRST_PROGRESS_S
+        self._progress_due = now + FIRST_PROGRESS_S
         for host in self.losses:
             if not self._is_contacted(host):
                 self._turned_away.pop(host, None)
@@ -217,16 +223,22 @@ class HostPool:
         return Readiness.WAITING if possible >= self._least else Readiness.HOPELESS
 
     def deadline(self) -> float:
-        """Return when :meth:`hosts_to_connect` or :meth:`readiness` may have a new answer if no host answers before."""
+        """Return when one of the methods may have a new answer if no host answers before."""
         moments = [_first(self._prompt) + SLOW_HOST_S, _first(self._slow) + HOST_ANSWER_TIMEOUT_S]
+        if self._prompt or self._slow:
+            moments.append(self._progress_due)
         if self._wants_more:
             moments.append(self._next_moment())
         if self._connected_slots >= self._least:
             moments.append(self._wait_until)
         return min(moments)
 
-    def describe_progress(self) -> str:
-        """Return how many of the contacted hosts have answered, and which have not; empty if all have."""
+    def describe_progress(self, now: float) -> str:
+        """Return how many of the contacted hosts have answered, and which have not, more and more rarely; else, ""."""
+        if now < self._progress_due:
+            return ""
+        self._progress_interval_s *= 2
+        self._progress_due = now + self._progress_interval_s
         answered, awaited = len(self._connected), [*self._slow, *self._prompt]
         count = f"{answered:,} of {max(self._needed, answered + len(awaited)):,} hosts"
         return f"{count} have answered; waiting for {name_hosts(awaited)}" if awaited else ""

@@ -22,14 +22,12 @@ from distrain.decisions.events import (
     AttemptEnded,
     AttemptStarts,
     CheckpointAvailable,
-    CheckpointsInProgress,
     ConnectHost,
     Event,
     HangDetected,
     HostLost,
     Outstanding,
     RankEnds,
-    RollBack,
     RolledBack,
     RunRequest,
     SendMessage,
@@ -44,15 +42,17 @@ from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readin
 from distrain.decisions.launching import Launch
 from distrain.decisions.placement import make_plan
 from distrain.decisions.ranks import Rank, Ranks
-from distrain.decisions.retries import RetryPolicy, start_without_checkpoint
+from distrain.decisions.recovery.retries import RetryPolicy, start_without_checkpoint
+from distrain.decisions.recovery.rollbacks import Rollbacks
+from distrain.decisions.recovery.saving import Saving
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState
 from distrain.decisions.stop_consensus import StopConsensus
+from distrain.decisions.telling import changed_plan, crowded_hosts, failed_attempt, lost_host_error, missing_hosts
 from distrain.errors import InvalidTransition, LaunchError, ResourcesError
-from distrain.system.stacks import raised_at
-from distrain.system.text import BY_COMMAND, count, name_hosts, name_ranks, on_host, signal_of, stopped_by
+from distrain.system.text import BY_COMMAND, name_hosts, name_ranks, signal_of, stopped_by
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping
 
     from distrain.errors import RankFailure
     from distrain.hosts.world import WorldPlan
@@ -67,16 +67,10 @@ LEASE_MARGIN_S = 2.0
 """Seconds between the expiry of a silent host's lease and the moment when the coordinator surely knows of it."""
 TERM_GRACE_S = 2.0
 """Seconds to SIGKILL for ranks that get a signal after others were in vain: should_stop(), or another signal."""
-FIRST_PROGRESS_S = 5.0
-"""Seconds to wait for hosts before a line names those that have not answered. The time doubles with every line."""
-CHECKPOINT_GRACE_S = 30.0
-"""Seconds to wait, after a failure, for other ranks to store a checkpoint before they are stopped."""
 UPLOAD_PATIENCE_S = 300.0
 """Seconds that an attempt with unfinished work waits at its end for uploads that complete a checkpoint."""
 NOTICE_AFTER_S = 5.0
 """Seconds to wait for checkpoints before a line on the console says so."""
-_CROWD = 8
-"""Workers for each CPU of a host from which on a warning says that this is slow."""
 _STORY_LENGTH = 200
 """Number of moves that InvalidTransition shows."""
 _EARLIER_KEPT = 5
@@ -109,9 +103,7 @@ class RunStateMachine:
         self.retries = RetryPolicy(request.failure_config, is_script=request.is_script)
         self.hung: HangDetected | None = None
         """The hang that ended the latest attempt."""
-        self._rollbacks: dict[int, RollBack] = {}
-        """By attempt that was ended for it."""
-        self._skips = dict(request.skips)
+        self._rollbacks = Rollbacks(request)
         self.earlier_attempts: deque[str] = deque(maxlen=_EARLIER_KEPT)
         """One line for each earlier attempt, with its failure."""
         slots = {name: settings.slots for name, settings in request.hosts.items()}
@@ -125,8 +117,8 @@ class RunStateMachine:
         self._grace_is_over = False
         self._retry_forbidden = False
         self._stop_consensus = StopConsensus(self.attempt)
-        self._saving: CheckpointsInProgress | None = None
-        """The checkpoints that SAVING waits for; None until they are known."""
+        self._saving: Saving | None = None
+        """What SAVING waits for; None until that is known."""
         self._stop_by = math.inf
         """Until when ranks may save because the user wants the run to stop."""
         self._waits_since = math.inf
@@ -135,8 +127,6 @@ class RunStateMachine:
         self._deadline: float | None = None
         self._now = 0.0
         self._actions: list[Action] = []
-        self._progress_due = math.inf
-        self._progress_interval_s = FIRST_PROGRESS_S
 
     # -- the state of the run -------------------------------------------------------------------------------------
 
@@ -165,7 +155,7 @@ class RunStateMachine:
     @property
     def failures(self) -> list[RankFailure]:
         """The failures of the latest attempt, in order of arrival. One that was ended on purpose has none."""
-        return [] if self.attempt in self._rollbacks else self._ranks.failures()
+        return [] if self._rollbacks.of(self.attempt) else self._ranks.failures()
 
     @property
     def outcomes(self) -> Mapping[int, wire.Outcome]:
@@ -315,8 +305,6 @@ class RunStateMachine:
 
     def _search_hosts(self, *, reconnect_s: float, wait_s: float) -> None:
         self._host_pool.begin_search(self._now, reconnect_s=reconnect_s, wait_s=wait_s)
-        self._progress_interval_s = FIRST_PROGRESS_S
-        self._progress_due = self._now + FIRST_PROGRESS_S
         self._try_start_attempt()
 
     @on(_Due, RunState.CONNECTING)
@@ -335,33 +323,12 @@ class RunStateMachine:
             self._move(RunState.CONNECTING)
         if readiness is Readiness.HOPELESS:
             self._forget_attempt()
-            self._give_up(self._describe_missing_hosts())
+            self._give_up(missing_hosts(self._host_pool, self.request, has_restarted=bool(self.retries.used)))
             return
-        self._describe_progress()
-        self._deadline = min(self._host_pool.deadline(), self._progress_due)
+        if text := self._host_pool.describe_progress(self._now):
+            self._do(ShowLine(text))
+        self._deadline = self._host_pool.deadline()
         self._do(*connecting)
-
-    def _describe_progress(self) -> None:
-        """Say which hosts the run waits for, more and more rarely."""
-        if self._now >= self._progress_due:
-            self._progress_interval_s *= 2
-            self._progress_due = self._now + self._progress_interval_s
-            if text := self._host_pool.describe_progress():
-                self._do(ShowLine(text))
-
-    def _describe_missing_hosts(self) -> str:
-        losses = self._host_pool.describe_losses()
-        if not self.retries.used:
-            return losses
-        least, wait_s = self.request.scaling.min_workers, self.request.failure_config.host_wait_s
-        slots = sum(host.slots or 0 for host in self._host_pool.connected)
-        when = f"within {wait_s:g} s" if wait_s else "at once"
-        lost = name_hosts(self._host_pool.losses)
-        return (
-            f"{losses}\n"
-            f"{lost} did not come back {when} (FailureConfig.host_wait_s), and the other hosts have {slots} slots for "
-            f"{least} workers. Repair {lost}, or give the run spare slots or num_workers=(min, max)"
-        )
 
     def _plan_attempt(self) -> None:
         before = self.plan
@@ -372,31 +339,15 @@ class RunStateMachine:
             self._forget_attempt()
             self._give_up(str(error))
             return
-        self._describe_change(before, self.plan)
-        self._describe_crowds(self.plan)
+        if text := changed_plan(before, self.plan, self._host_pool, self.request.scaling.max_workers):
+            self._do(ShowLine(text))
+        self._do(*(ShowLine(text, once=True) for text in crowded_hosts(self.plan, self._host_pool)))
         self._do(*self._launch.prepare(self.plan))
         self._begin_attempt(self.plan)
 
     def _forget_attempt(self) -> None:
         """Drop the facts of the latest attempt: the run does not end because of what its ranks did."""
         self._ranks, self.hung = Ranks(), None
-
-    def _describe_change(self, before: WorldPlan | None, plan: WorldPlan) -> None:
-        """Show how the plan differs from that of the attempt before, or from what the user expects."""
-        expected = (before.hosts, before.world_size) if before else (plan.hosts, self.request.scaling.max_workers)
-        missing = dict.fromkeys([*self._host_pool.losses, *self._host_pool.slow])  # a lost one may be slow to return
-        if (plan.hosts, plan.world_size) == expected and not (before is None and missing):
-            return
-        without = f", without {name_hosts(missing)}" if missing else ""
-        reasons = [f"    {line}" for line in self._host_pool.describe_losses().splitlines()] if before is None else []
-        self._do(ShowLine("\n".join([f"{plan.world_size} workers on {name_hosts(plan.hosts)}{without}", *reasons])))
-
-    def _describe_crowds(self, plan: WorldPlan) -> None:
-        """Warn of hosts with far more workers than CPUs."""
-        for host in self._host_pool.connected:
-            if (workers := len(plan.on(host.name))) > _CROWD * host.cpus:
-                text = f"{host.name}: {workers} workers share {count(host.cpus, 'CPU')}; fewer train faster"
-                self._do(ShowLine(text, once=True))
 
     # -- an attempt begins: ports are reserved, hosts get their files, workers start --------------------------------
 
@@ -427,7 +378,7 @@ class RunStateMachine:
 
     def _start_workers(self) -> None:
         assert self.plan is not None
-        skip_to = self._skips.get(self.checkpoint or "", {})
+        skip_to = self._rollbacks.skip_to(self.checkpoint)
         try:
             starts = self._launch.start(self.plan, self.attempt, self.checkpoint, skip_to)
         except LaunchError as error:
@@ -435,7 +386,7 @@ class RunStateMachine:
             return
         self._move(RunState.STARTING)
         self._deadline, self.retries.started_from = None, self.checkpoint
-        if self.retries.used and self.attempt - 1 not in self._rollbacks:
+        if self.retries.used and not self._rollbacks.of(self.attempt - 1):
             self._do(ShowLine(f"{self.retries}, from {self._name_start()}"))
         self._do(*starts, WorkersStart(self.plan))
 
@@ -535,31 +486,17 @@ class RunStateMachine:
 
     @on(Outstanding, RunState.SAVING)
     def _on_saving(self, _: str, work: Outstanding) -> None:
-        """Stop the other ranks, unless they are storing a checkpoint, or may catch up with the reports of failed ranks.
-
-        It must be possible to commit this checkpoint without the failed ranks, and it must have been in progress when
-        the first one failed.
-        """
-        before, latest = self._saving, work.saving
-        if before is not None:
-            parts = (part for part in latest.parts if part in before.parts or part[0] in before.expected)
-            expected = {rank: made for rank, made in latest.expected.items() if rank in before.expected}
-            latest = replace(latest, parts=frozenset(parts), expected=expected)
-        if latest == before:
+        """Stop the other ranks, unless they store a checkpoint, or may catch up with the reports of failed ranks."""
+        is_new = self._saving is None
+        self._saving = self._saving or Saving(self._waits_since, self._stop_by)
+        if not self._saving.update(work.saving, self._now):
             return
-        self._saving = latest
-        awaited = {rank for rank, _ in latest.parts} or latest.expected.keys()
-        if not awaited:
+        if not self._saving.awaited:
             self._stop_after_failure()
             return
-        until = self._waits_since + latest.within_s  # a report that came by then may be stored
-        stored_by = min(self._now, until) + CHECKPOINT_GRACE_S if latest.parts else self._now
-        until = max(until, stored_by) if latest.expected else stored_by
-        self._deadline = min(until, max(self._now, self._stop_by))
-        if before is None and (latest.parts or self._is_culprit_known):  # else an awaited rank may be the culprit
-            failed, left_s = name_ranks(self.failed_ranks), self._deadline - self._now
-            aim = "store a checkpoint" if latest.parts else "make as many reports"
-            self._do(ShowLine(f"{failed} failed; waiting up to {left_s:.0f} s for {name_ranks(awaited)} to {aim}"))
+        self._deadline = self._saving.until
+        if is_new and (self._saving.is_storing or self._is_culprit_known):  # else an awaited rank may be the culprit
+            self._do(ShowLine(self._saving.describe(self.failed_ranks, self._now)))
 
     @on(_Due, RunState.SAVING)
     def _on_saving_due(self, _: str, event: _Due) -> None:
@@ -594,35 +531,23 @@ class RunStateMachine:
         It is one after another failure, unless that only follows from the end of this rank; and if the run may not roll
         back.
         """
-        if self.attempt in self._rollbacks:
+        if self._rollbacks.of(self.attempt):
             return
-        most, earlier = self.request.failure_config.max_rollbacks, culprit_first(self.failures)
-        if self.request.plan is not None:
-            self.retries.refusal = "no rollback: only ranks that distrain starts can go back"
-        elif 0 <= most <= len(self._rollbacks):
-            self.retries.refusal = f"no rollback: FailureConfig(max_rollbacks={most}) allows no more"
+        earlier = culprit_first(self.failures)
+        self.retries.refusal = self._rollbacks.refusal or self.retries.refusal
         if self.retries.refusal or self.hung or (earlier and not earlier[0].consequence):
             self._on_rank_failed(rank)
             return
-        self._rollbacks[self.attempt] = RollBack(
-            rank=rank.plan.rank, host=rank.plan.host, reports=rank.reports, why=asked["why"], skip_to=asked["skip_to"]
-        )
+        self._rollbacks.begin(self.attempt, rank, asked)
         if self.state is not RunState.STOPPING:
             self._stop_others()
 
     @on(RolledBack)
     def _on_rolled_back(self, _: str, back: RolledBack) -> None:
-        asked, most = self._rollbacks[self.attempt], self.request.failure_config.max_rollbacks
-        self.checkpoint, self._skips[back.path or ""] = back.path, back.skip_to
-        text = f"{asked}; back to {self._name_start()}"
-        if back.suspect:
-            text += f", because the newer {back.suspect} has led to several rollbacks"
+        self.checkpoint = back.path
+        text = self._rollbacks.end(self.attempt, back, self._name_start())
         self.earlier_attempts.append(f"attempt {self.attempt} before: {text}")
-        if asked.skip_to is not None:
-            left_out = "the rows since then are left out"
-            text += f"; {left_out if asked.skip_to else 'no rows are left out, as distrain knows no position in them'}"
-        count = f"rollback {len(self._rollbacks)}" + (f" of {most}" if most >= 0 else "")
-        self._do(ShowLine(f"{text} ({count})"))
+        self._do(ShowLine(text))
         self._begin_next_attempt()
 
     # -- a host is lost, or cannot continue -----------------------------------------------------------------------
@@ -898,7 +823,7 @@ class RunStateMachine:
             self._end(RunState.FINISHED)  # even if a stop was requested at the last moment
         elif self.stop_reason is not None:
             self._end(RunState.STOPPED)
-        elif (rollback := self._rollbacks.get(self.attempt)) and not self.problem:
+        elif (rollback := self._rollbacks.of(self.attempt)) and not self.problem:
             self._do(rollback)
         elif self._may_restart():
             failure = self._describe_failure()
@@ -906,7 +831,10 @@ class RunStateMachine:
             self._do(ShowLine(failure))
             self._restart()
         else:
-            self.problem = self.problem or self._lost_host_error()
+            assert self.plan is not None
+            losses = self._host_pool.describe_losses(self.plan.hosts)
+            may_restart = bool(self.request.failure_config.max_failures)
+            self.problem = self.problem or lost_host_error(losses, may_restart=may_restart)
             self._end(RunState.FAILED)
 
     def _describe_early_end(self) -> str | None:
@@ -915,39 +843,13 @@ class RunStateMachine:
             return f"stopped by {self.stop_reason}"
         if self.hung is not None and not self.failures:
             return self._describe_failure()
-        if rollback := self._rollbacks.get(self.attempt):
+        if rollback := self._rollbacks.of(self.attempt):
             return self.problem or str(rollback)
         return self.problem or finished_early(self.failures, self.outcomes)
 
-    def _lost_host_error(self) -> str | None:
-        """Return the text of the error for a run that lost a host and may not restart."""
-        assert self.plan is not None
-        losses = self._host_pool.describe_losses(self.plan.hosts)
-        if not losses or self.request.failure_config.max_failures:
-            return losses or None
-        return (
-            f"{losses}\nFailureConfig(max_failures=1) lets a run continue once: on spare slots, on fewer hosts with "
-            "num_workers=(min, max), or when the host is back"
-        )
-
     def _describe_failure(self) -> str:
-        if not self.failures:
-            assert self.hung is not None
-            why = self.hung.deadlock or f"no rank has made progress for {self.hung.after_s:g} s"
-            return "\n    ".join([why, *self.hung.where])
-        if early := finished_early(self.failures, self.outcomes):
-            return early
-        culprit = culprit_first(self.failures)[0]
-        if not culprit.lost:
-            place = raised_at(culprit.traceback)
-            how = f"failed: {culprit.summary}" if culprit.kind == "exception" else culprit.summary
-            log = f"; its log: attempt_{self.attempt}/rank_{culprit.rank}.log" if self.request.keeps_logs else ""
-            return f"rank {culprit.rank}{on_host(culprit.host)} {how}{f' ({place})' if place else ''}{log}"
-        losses: dict[str, list[RankFailure]] = {}
-        for failure in self.failures:
-            if failure.lost:
-                losses.setdefault(failure.summary, []).append(failure)
-        return "; ".join(_describe_loss(summary, lost) for summary, lost in losses.items())
+        log_folder = f"attempt_{self.attempt}" if self.request.keeps_logs else ""
+        return failed_attempt(self.failures, self.hung, self.outcomes, log_folder)
 
     # -- the run is restarted, or ends ----------------------------------------------------------------------------
 
@@ -1009,12 +911,6 @@ class RunStateMachine:
         if new not in RANK_MOVES[rank.state]:
             raise InvalidTransition("\n".join(["illegal move of a rank; please report this bug", *self.story]))
         self._ranks.move(rank, new)
-
-
-def _describe_loss(summary: str, lost: Sequence[RankFailure]) -> str:
-    """Describe the loss of ranks, perhaps of several hosts, for the same reason."""
-    ranks, hosts = name_ranks([failure.rank for failure in lost]), name_hosts(dict.fromkeys(f.host for f in lost))
-    return f"{ranks} on {hosts} {'were' if len(lost) > 1 else 'was'} {summary}"
 
 
 HANDLERS = table_of(RunStateMachine)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from distrain import FailureConfig
-from distrain.decisions.retries import RetryPolicy
+from distrain.decisions.recovery.retries import RetryPolicy
 from distrain.errors import RankFailure
 
 

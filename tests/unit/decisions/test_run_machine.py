@@ -12,14 +12,7 @@ from distrain import wire
 from distrain.api.backend import BackendConfig
 from distrain.api.config import FailureConfig, ScalingConfig
 from distrain.api.job import Job
-from distrain.decisions.run_machine import (
-    CHECKPOINT_GRACE_S,
-    EXIT_TIMEOUT_S,
-    HOST_ANSWER_TIMEOUT_S,
-    LEASE_MARGIN_S,
-    LOST_HOST_GRACE_S,
-    STOP_TIMEOUT_S,
-    TERM_GRACE_S,
+from distrain.decisions.events import (
     Action,
     CheckpointAvailable,
     CheckpointsInProgress,
@@ -29,12 +22,21 @@ from distrain.decisions.run_machine import (
     Outstanding,
     RolledBack,
     RunRequest,
-    RunStateMachine,
     SendMessage,
     ShowLine,
     StopRequested,
     StorageFailed,
     Tick,
+)
+from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S
+from distrain.decisions.recovery.saving import CHECKPOINT_GRACE_S
+from distrain.decisions.run_machine import (
+    EXIT_TIMEOUT_S,
+    LEASE_MARGIN_S,
+    LOST_HOST_GRACE_S,
+    STOP_TIMEOUT_S,
+    TERM_GRACE_S,
+    RunStateMachine,
 )
 from distrain.decisions.states import RunState
 from distrain.errors import InvalidTransition
