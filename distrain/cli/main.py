@@ -30,7 +30,6 @@ _MODULES = {
     "debugging": ("debug",),
     "explaining": ("explain",),
     "board": ("board",),
-    "run.skill": ("skill",),
 }
 """The modules of this package, and the commands in each."""
 COMMANDS = {command: module for module, commands in _MODULES.items() for command in commands}
@@ -64,8 +63,6 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
 
     user_path: sys.path without the directory of the command.
     """
-    if "_ARGCOMPLETE" in os.environ:
-        import_module(f"distrain.cli.{COMMANDS['skill']}").complete()
     command, rest = (arguments[0] if arguments else "--help"), list(arguments[1:])
     if command in ("--help", "-h", "help"):
         print(_help(), end="")
