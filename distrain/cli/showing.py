@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 import time
 import warnings
@@ -48,7 +47,7 @@ class Details:
         self.git = _dict(facts.get("git"))
         own = {name: facts.get(name) for name in ("distrain", "python")}
         self.versions = {**own, **(_dict(facts.get("versions")) or {})}
-        self.settings, self.hydra = _dict(facts.get("train_loop_config")), _dict(facts.get("hydra"))
+        self.settings = _dict(facts.get("train_loop_config"))
         self.logs = str(log_folder(run) / f"attempt_{attempts[-1]}") if attempts else None
         events = {
             (str(one["event"]).removesuffix("_began"), str(one.get("since", n))) for n, one in enumerate(found.events)
@@ -134,10 +133,6 @@ def _facts(shown: Details) -> Iterable[tuple[str, str]]:
     yield "versions", ", ".join(f"{name} {version}" for name, version in shown.versions.items() if version)
     if shown.settings is not None:
         yield "settings", metrics_line(shown.settings)
-    if shown.hydra is not None:
-        overrides = shown.hydra.get("overrides")
-        listed = shlex.join(map(str, overrides)) if isinstance(overrides, list) else ""
-        yield "hydra", f"{listed} in {shown.hydra.get('output_dir')}".strip()
     yield "hosts", "; ".join(f"{host}: {name_ranks(ranks)}" for host, ranks in run.hosts.items())
     if shown.logs is not None:
         yield "logs", shown.logs

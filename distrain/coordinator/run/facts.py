@@ -64,7 +64,6 @@ class RunFacts:
             "python": sys.version.split()[0],
             "versions": _versions(sys.path),
             "argv": without_secrets(sys.argv),
-            **plain(hydra_job.facts()),
         }
         self._git: process.Process | None = None
 
