@@ -32,7 +32,7 @@ _EVENTS = {"slow": "slow rank", "memory_damage": "damaged part", "memory_checkpo
 _NO_NEWS = ("checkpoint", "stored", "trouble_over")
 _INDENT = 13
 _LONGEST = 20_000
-_MOST_ATTEMPTS, _MOST_CHANGES, _MOST_METRICS, _MOST_CHECKPOINTS, _MOST_NOTES, _MOST_ERROR_LINES = 8, 8, 12, 5, 5, 25
+_MOST_ATTEMPTS, _MOST_CHANGES, _MOST_CHECKPOINTS, _MOST_NOTES, _MOST_ERROR_LINES = 8, 8, 5, 5, 25
 
 
 class Details:
@@ -105,7 +105,6 @@ def run_in_words(run: Run, columns: int) -> str:
         lines += _labelled(label, wrap(text, max(width, 30)))
     lines += _labelled("attempts", _lines(attempts_table(found), width, _MOST_ATTEMPTS, "attempt", -1))  # no hosts
     lines += _labelled("changes", _changes(shown, width))
-    lines += _labelled("metrics", _metrics(shown, width))
     if kept := found.checkpoints:
         lines += _labelled("checkpoints", [f"{count(len(kept), 'checkpoint')}, {size(sum(one.bytes for one in kept))}"])
     checkpoints = _lines(checkpoints_table(found), width, _MOST_CHECKPOINTS, "checkpoint")
@@ -133,6 +132,7 @@ def _facts(shown: Details) -> Iterable[tuple[str, str]]:
     yield "versions", ", ".join(f"{name} {version}" for name, version in shown.versions.items() if version)
     if shown.settings is not None:
         yield "settings", metrics_line(shown.settings)
+    yield "metrics", metrics_line(run.metrics or {})
     yield "hosts", "; ".join(f"{host}: {name_ranks(ranks)}" for host, ranks in run.hosts.items())
     if shown.logs is not None:
         yield "logs", shown.logs
@@ -155,20 +155,6 @@ def _lines(found: Table | None, columns: int, most: int, what: str, end: int | N
 def _changes(shown: Details, columns: int) -> list[str]:
     found = [(one["attempt"], line) for one in shown.changes[::-1] for line in one["lines"]]
     return _first([printable(cut(f"{attempt}  {line}", columns)) for attempt, line in found], _MOST_CHANGES, "change")
-
-
-def _metrics(shown: Details, columns: int) -> list[str]:
-    if shown.run.metrics is None:
-        return []
-    last = flatten(shown.run.metrics)
-    rows = [["", "last", "least", "largest"]]
-    for name in dict.fromkeys([*last, *shown.extremes]):
-        row = [printable(name), number(last.get(name, "-")), "", ""]
-        if found := shown.extremes.get(name):
-            row[2] = f"{number(found['least'])} (report {found['least_step']})"
-            row[3] = f"{number(found['largest'])} (report {found['largest_step']})"
-        rows.append(row)
-    return _first(table(rows, columns), _MOST_METRICS + 1, "metric")
 
 
 def _first(lines: Sequence[str], most: int, what: str, more: int = 0) -> list[str]:

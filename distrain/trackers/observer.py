@@ -54,16 +54,12 @@ class TrackerObserver(Observer):
         self._log: TrackerLog | None = None
         self._next_try = 0.0
         self._attempt = 0
-        self._heard = 0
-        """The index of the last report of rank 0 in this attempt. Later ones may have been left out."""
         self._has_started = self._has_warned = False
         """True once the user knows of a failure: the tracker fails again and again if its server is down."""
 
     def hear(self, fact: Fact) -> None:
         if isinstance(fact, AttemptBegan):
-            self._attempt, self._heard = fact.attempt, 0
-        elif isinstance(fact, Reported) and fact.rank == 0:
-            self._heard = fact.index
+            self._attempt = fact.attempt
         if self._log is not None or isinstance(fact, (RunBegan, Ended)):
             self._try(fact)
 
@@ -104,11 +100,12 @@ class TrackerObserver(Observer):
         match fact:
             case Reported(rank=0):
                 moment = time.time() - (time.monotonic() - fact.now)
-                log.report(fact.number, fact.metrics, fact.progress, moment, self._attempt)
+                known = {"time": moment, "attempt": self._attempt, "metrics": fact.metrics, "progress": fact.progress}
+                log.report({"step": fact.number, **known})
             case Committed():
                 log.checkpoint(fact.checkpoint, fact.step)
             case Ended():
-                if self._status.ranks and self._status.ranks[0].reports > self._heard:
+                if self._status.reports > log.highest:  # the last ones were left out
                     log.catch_up()
                 log.finish(fact.status)
             case None:

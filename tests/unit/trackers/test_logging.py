@@ -68,7 +68,8 @@ def start(run: RunDirectory, tracker: Tracker | None = None) -> TrackerLog:
 
 
 def report(log: TrackerLog, number: int, progress: Any = None, **metrics: Any) -> None:
-    log.report(number, metrics or {"loss": 0.5}, progress, 1.0, 0)
+    known = {"metrics": metrics or {"loss": 0.5}, "progress": progress, "time": 1.0, "attempt": 0}
+    log.report({"step": number, **known})
 
 
 def test_a_tracker_is_told_of_the_run(run: RunDirectory) -> None:
