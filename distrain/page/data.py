@@ -22,12 +22,11 @@ from distrain.storage.runs.details import command_of, failed_at, failures_in, ha
 from distrain.storage.runs.listing import DAMAGED, KILLED, RUNNING, Run, number_in, run_at
 from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
 from distrain.system import __version__
-from distrain.system.text import amount, count, duration, flatten, number, rank_list, size, without_controls
+from distrain.system.text import amount, duration, flatten, number, rank_list, size, without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from distrain.page.envelope import Envelope
     from distrain.page.reports import Reports
     from distrain.system.remote_path import RemotePath
 
@@ -56,6 +55,7 @@ def page_data(folder: Path | RemotePath, known_as: Path | RemotePath | None = No
         raise StorageError(f"{root} is not a run directory: {run.problem or f'it has no {names.MANIFEST}'}")
     facts = Facts(run, folder, rank=None)
     error, reports = facts.error, facts.reports
+    most = max(16, min(_MOST_POINTS, _POINTS // max(1, len(reports.curves))))
     data = {
         "name": str(run.manifest.get("name") or root.name),
         "location": str(root),
@@ -65,7 +65,7 @@ def page_data(folder: Path | RemotePath, known_as: Path | RemotePath | None = No
         "failures": [_failure(one) for one in failures_in(error)[:_MOST_LOGS]],
         "message": str(error.get("message") or ""),
         "where": _where(error),
-        "curves": _curves(reports),
+        "curves": [{"name": name, **curve.drawn(most)} for name, curve in reports.curves.items()],
         "more_metrics": len(reports.more_metrics),
         "starts": sorted({first for attempt in run.attempts[1:] if (first := attempt.get("first_step"))})[-50:],
         "ranks": _ranks(run, reports),
@@ -140,33 +140,7 @@ def _logs(facts: Facts) -> list[tuple[str, list[str]]]:
     return found
 
 
-# -- metrics and ranks -----------------------------------------------------------------------------------------------
-
-
-def _curves(reports: Reports) -> list[dict[str, Any]]:
-    most = max(16, min(_MOST_POINTS, _POINTS // max(1, len(reports.curves))))
-    return [_curve(name, curve, most) for name, curve in reports.curves.items()]
-
-
-def _curve(name: str, curve: Envelope, most: int) -> dict[str, Any]:
-    points: dict[int, float | None] = {step: float(f"{value:.6g}") for step, value in curve.points(most)}
-    if curve.count <= most:
-        points |= dict.fromkeys((step for step, _ in curve.marks), None)
-    parts = [count(curve.count, "value")]
-    if curve.first and curve.last and curve.lowest and curve.highest:
-        parts += [f"first {amount(curve.first[1])}", f"last {amount(curve.last[1])}"]
-        parts.append(f"lowest {amount(curve.lowest[1])} at report {curve.lowest[0]:,}")
-        parts.append(f"highest {amount(curve.highest[1])} at report {curve.highest[0]:,}")
-    if curve.marks:
-        parts.append(f"{curve.nonfinite:,} not finite, the first ({curve.marks[0][1]}) at report {curve.marks[0][0]:,}")
-    return {
-        "name": name,
-        "x": sorted(points),
-        "y": [points[step] for step in sorted(points)],
-        "marks": curve.marks,
-        "summary": "; ".join(parts),
-        "is_positive": curve.lowest is not None and curve.lowest[1] > 0,
-    }
+# -- ranks ----------------------------------------------------------------------------------------------------------
 
 
 _RANKS = ("rank", "host", "last report", "behind the latest report", "interval", "waited for data", "for checkpoints")
