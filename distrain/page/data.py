@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import defaultdict
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -164,7 +165,7 @@ def _ranks(run: Run, reports: Reports) -> Table | None:
 
 def _times(facts: Facts) -> list[AttemptTimes]:
     """Return the times of the attempts. An end that nobody has recorded is the last report before it, or the start."""
-    run = facts.run
+    run, hangs = facts.run, _hangs(facts)
     found: list[AttemptTimes] = []
     has_trained_later = False
     for attempt in run.attempts[::-1]:
@@ -184,24 +185,31 @@ def _times(facts: Facts) -> list[AttemptTimes]:
                 kept_until=kept_until,
                 data=data,
                 checkpoint=checkpoint,
+                hangs=hangs.get(str(attempt["attempt"]), ()),
             )
         )
     return found[::-1]
+
+
+def _hangs(facts: Facts) -> dict[str, list[tuple[float, float]]]:
+    """Return the times of the hangs of each attempt. One that has no end lasts until the end of the run."""
+    seen, found = hangs_in(facts.events), defaultdict(list)
+    for event in seen:
+        if event["event"] == "hang" or event is seen[-1]:
+            until = event["time"] if event["event"] == "hang" else facts.run.until(None)
+            found[str(event["attempt"])].append((event["since"], until))
+    return found
 
 
 def _time_use(facts: Facts) -> dict[str, Any] | None:
     run, times = facts.run, _times(facts)
     if not times:
         return None
-    seen = hangs_in(facts.events)
-    hangs = [(event["since"], event["time"]) for event in seen if event["event"] == "hang"]
-    if seen and seen[-1]["event"] == "hang_began":
-        hangs.append((seen[-1]["since"], run.until(None)))
     started = min(_number(run.manifest.get("started")) or times[0].started, times[0].started)
     ended = max(one.ended for one in times)
     if run.state not in (RUNNING, KILLED):
         ended = max(ended, run.ended)
-    parts = where_time_went(times, started=started, ended=ended, hangs=hangs)
+    parts = where_time_went(times, started=started, ended=ended)
     total = sum(parts.values()) or 1.0
     shown = {kind: seconds for kind, seconds in parts.items() if seconds >= 0.0005 * total or kind == "training"}
     rows = [
