@@ -65,7 +65,7 @@ def page_data(folder: Path | RemotePath, known_as: Path | RemotePath | None = No
         "notes": [text.replace(str(folder), str(root)) for text in facts.notes[:20]],
         "failures": [_failure(one) for one in failures_in(error)[:_MOST_LOGS]],
         "message": str(error.get("message") or ""),
-        "where": _where(error),
+        "where": _lines(error.get("where")),
         "curves": [{"name": name, **curve.drawn(most)} for name, curve in reports.curves.items()],
         "more_metrics": len(reports.more_metrics),
         "starts": sorted({first for attempt in run.attempts[1:] if (first := attempt.get("first_step"))})[-50:],
@@ -110,19 +110,17 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]], numbers: Itera
 
 def _failure(one: Mapping[str, Any]) -> dict[str, Any]:
     role = {"culprit": "failed first", "victim": "because of another rank"}.get(str(one.get("role")), "")
-    lines = one.get("last_lines")
     return {
         "rank": f"rank {one.get('rank')}" + (f" on {one['host']}" if one.get("host") else ""),
         "role": role,
         "why": f"{one.get('summary') or 'no reason is known'}" + (f" ({at})" if (at := failed_at(one)) else ""),
         "traceback": str(one.get("traceback") or ""),
-        "lines": list(map(str, lines[-_MOST_LINES:])) if isinstance(lines, list) else [],
+        "lines": _lines(one.get("last_lines")),
     }
 
 
-def _where(error: Mapping[str, Any]) -> list[str]:
-    """Return where ranks were that had to be killed."""
-    listed = error.get("where")
+def _lines(listed: object) -> list[str]:
+    """Return the first lines of a list, which error.json may lack."""
     return list(map(str, listed[:_MOST_LINES])) if isinstance(listed, list) else []
 
 

@@ -80,8 +80,7 @@ class TrackerLog:
     @property
     def url(self) -> str | None:
         """The address at which people see the tracked run, if the tracker knows it."""
-        url = self._run.state.get("url")
-        return None if url is None else str(url)
+        return self._run.state.get("url")
 
     def report(self, record: Mapping[str, Any]) -> None:
         """Log a report of rank 0, unless the tracker has had it, after those that were left out before it.
