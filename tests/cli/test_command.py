@@ -209,7 +209,6 @@ def test_a_real_run_is_listed_shown_and_packed(distrain: Command, finished: Path
         "lr=1 api_key=***",
         "localhost: rank 0",
         "2 checkpoints",
-        "1 (report 1)",
         "torch ",
     ):
         assert expected in shown
