@@ -13,7 +13,7 @@ import os
 import re
 import types
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from distrain.api import config as configs
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
@@ -110,8 +110,7 @@ def named_options() -> dict[str, str]:
 
 def add_options_of(config: type, add: Callable[..., object]) -> None:
     """Add the options of a config with a method ``add_argument``. Raises TypeError for a field of an unknown type."""
-    hints = get_type_hints(config, vars(configs), {"AbstractFileSystem": object, "Tracker": object})
-    about = _descriptions(config)
+    hints, about = configs.types_of(config), _descriptions(config)
     for field in fields_with_option(config):
         keywords = _keywords(field, hints[field.name], about.get(field.name, "")) | _KEYWORDS.get(field.name, {})
         add(*names_of(field.name), dest=field.name, **keywords)
