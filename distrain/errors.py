@@ -198,7 +198,7 @@ class TrainingFailedError(DistrainError):
     result: Any = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), str(self), self.__dict__)
+        return _recreate, (type(self), self.args, self.__dict__)
 
 
 class WorkerGroupError(TrainingFailedError):
@@ -243,7 +243,7 @@ class WorkerGroupError(TrainingFailedError):
 
     def __reduce__(self) -> tuple[object, ...]:
         portable = {rank: Portable(error) for rank, error in self.worker_failures.items()}
-        return _rebuild, (type(self), str(self), {**self.__dict__, "worker_failures": portable})
+        return _recreate, (type(self), self.args, {**self.__dict__, "worker_failures": portable})
 
     @property
     def original(self) -> BaseException | None:
@@ -331,13 +331,6 @@ def _recreate(cls: type[BaseException], arguments: tuple[Any, ...], attributes: 
         error = cls.__new__(cls, *arguments)
         error.args = arguments
     vars(error).update(attributes)
-    return error
-
-
-def _rebuild(cls: type[TrainingFailedError], message: str, state: dict[str, object]) -> TrainingFailedError:
-    error = cls.__new__(cls)
-    Exception.__init__(error, message)
-    error.__dict__.update(state)
     return error
 
 
