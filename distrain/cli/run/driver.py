@@ -60,10 +60,10 @@ def driver_of(parser: Parser, options: argparse.Namespace, user_path: Sequence[s
     return drive
 
 
-def _refuse_others(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+def _refuse_others(parser: Parser, options: argparse.Namespace) -> None:
     """Raise ValueError for an option that would start workers, or do something else than to run the script."""
     for action in parser._actions:
-        known = action.dest in (*VARIABLES, *_OTHERS) or not hasattr(options, action.dest)
+        known = action.dest in (*VARIABLES, *_OTHERS, *parser.sources) or not hasattr(options, action.dest)
         if not known and getattr(options, action.dest) != action.default:
             asked = "--as-ray" if options.as_ray else f"{AS_RAY}={os.environ[AS_RAY]}"
             option = action.option_strings[0]
