@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from distrain.api.result import Result
     from distrain.storage.checkpoint import Checkpoint
 
-StartMethod = Literal["forkserver", "spawn"]
-NumaBinding = Literal["node"]
-ProgressDisplay = Literal["auto", "live", "plain", "off"]
 RESOURCES = ("CPU", "GPU", "memory")
 _PLAIN = (bool, str, dict, Mapping, Callable)
 _INTERFACES = re.compile(r"[^\s/,]{1,15}(,[^\s/,]{1,15})*")
@@ -50,9 +47,9 @@ def types_of(config: type) -> dict[str, Any]:
     return get_type_hints(config, localns={"AbstractFileSystem": object})
 
 
-def check_types(config: Any) -> None:
+def check_types(config: object) -> None:
     """Check each field of which the annotation says all: a plain type, one of some words, or a number of seconds."""
-    for name, hint in types_of(type(config)).items():
+    for name, hint in types_of(type(config)).items():  # type: ignore[arg-type] # a class is hashable
         label, value, choices = f"{type(config).__name__}.{name}", getattr(config, name), get_args(hint)
         is_optional = type(None) in choices
         kinds = [kind for kind in choices if kind is not type(None)] if is_optional else [hint]
@@ -107,13 +104,13 @@ class ScalingConfig:
     num_workers: int | tuple[int, int] = 1
     use_gpu: bool = False
     resources_per_worker: dict[str, float] | None = None
-    start_method: StartMethod = "forkserver"
+    start_method: Literal["forkserver", "spawn"] = "forkserver"
     accelerator_type: str | None = None
     hosts: str | Sequence[str] | None = None
     hostfile: str | os.PathLike[str] | None = None
     transport: str = "auto"
     ssh_args: str | Sequence[str] = ()
-    numa_binding: NumaBinding | None = None
+    numa_binding: Literal["node"] | None = None
     interface: str | None = None
 
     def __post_init__(self) -> None:
@@ -549,7 +546,7 @@ class RunConfig:
     worker_runtime_env: dict[str, Any] | None = None
     logging_config: LoggingConfig = field(default_factory=LoggingConfig)
     shipping_config: ShippingConfig = field(default_factory=ShippingConfig)
-    progress: ProgressDisplay = "auto"
+    progress: Literal["auto", "live", "plain", "off"] = "auto"
     callbacks: Sequence[UserCallback | Observer] | None = field(default_factory=tuple)
     trackers: Sequence[Tracker | str] | None = None
     debug_rank: int | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -90,6 +91,7 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
         print(f"distrain: error: there is no command {command!r}{hint}", file=sys.stderr)
         return 2
     parser, function = command_of(command)
+    warnings.simplefilter("ignore")  # of damaged files: what shows a run says so
     return _run(command, partial(function, parser.parse_args(rest)))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 import time
-import warnings
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -55,7 +54,8 @@ class Details:
         self.events = Counter(kind for kind, _ in sorted(events))  # the two events of a hang have the same ``since``
         self.attempts = run.attempts
         listed = facts.get("changes")
-        self.changes = [one for one in listed if _is_change(one)] if isinstance(listed, list) else []
+        changes = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+        self.changes = [one for one in changes if "attempt" in one and isinstance(one.get("lines"), list)]
         self.extremes = {
             name: {"least": low[1], "least_step": low[0], "largest": high[1], "largest_step": high[0]}
             for name, curve in found.reports.curves.items()
@@ -70,10 +70,6 @@ def details_of(run: Run) -> dict[str, Any]:
     return vars(Details(Facts(run, run.location)))
 
 
-def _is_change(one: Any) -> bool:
-    return isinstance(one, dict) and "attempt" in one and isinstance(one.get("lines"), list)
-
-
 def _dict(item: object) -> dict[str, Any] | None:
     return item if isinstance(item, dict) else None
 
@@ -85,7 +81,6 @@ def show_parser() -> argparse.ArgumentParser:
 
 def run_show(options: argparse.Namespace) -> int:
     """Show one run."""
-    warnings.simplefilter("ignore")  # what is damaged
     run = parsers.run_of(options)
     if options.json:
         write_json("show", **details_of(run))
@@ -193,7 +188,6 @@ def compare_parser() -> argparse.ArgumentParser:
 
 def run_compare(options: argparse.Namespace) -> int:
     """Compare runs."""
-    warnings.simplefilter("ignore")  # what is damaged
     storage = parsers.storage_of(options)
     runs = [find_run(given, storage) for given in (options.run, *options.others)]
     code = [{"state": run.state, "command": command_of(run), "git": run.manifest.get("git") or {}} for run in runs]

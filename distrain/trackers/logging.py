@@ -48,8 +48,11 @@ class TrackerLog:
         self._flushed_at = 0.0
         self._run: TrackedRun
 
-    def start(self) -> None:
-        """Begin, or continue where the tracker was, and log what it has missed. Raise what the tracker raises."""
+    def start(self) -> str | None:
+        """Begin, or continue where the tracker was, and log what it has missed. Raise what the tracker raises.
+
+        Return the address at which people see the tracked run, if the tracker knows it.
+        """
         check_owners(self._files)
         run, state = run_at(self._files), {}
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
@@ -71,16 +74,12 @@ class TrackerLog:
         self.flush()
         self.catch_up()
         self.flush()
+        return state.get("url")
 
     def catch_up(self) -> None:
         """Log the reports in the files of the run that the tracker has missed."""
         for record in reports_of(run_at(self._files)):
             self._add(record)
-
-    @property
-    def url(self) -> str | None:
-        """The address at which people see the tracked run, if the tracker knows it."""
-        return self._run.state.get("url")
 
     def report(self, record: Mapping[str, Any]) -> None:
         """Log a report of rank 0, unless the tracker has had it, after those that were left out before it.

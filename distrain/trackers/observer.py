@@ -81,9 +81,9 @@ class TrackerObserver(Observer):
         with contextlib.ExitStack() as stack:
             if _starting.acquire(timeout=_START_S):
                 stack.callback(_starting.release)
-            log.start()
-        if log.url:
-            say(f"{name_of(self._tracker)}: {log.url}")
+            url = log.start()
+        if url:
+            say(f"{name_of(self._tracker)}: {url}")
         self._log, self._has_started = log, True
         return log
 
