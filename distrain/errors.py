@@ -33,26 +33,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "CheckpointError",
-    "CollectiveError",
-    "ControllerError",
-    "DataError",
-    "DistrainError",
-    "HangError",
-    "HostfileError",
-    "InvalidTransition",
-    "JobError",
-    "LaunchError",
-    "PreemptionError",
-    "ResourcesError",
-    "Rollback",
-    "StorageError",
-    "TrainingFailedError",
-    "WireError",
-    "WorkerGroupError",
-]
-
 
 class DistrainError(Exception):
     """Base of all exceptions that distrain raises on purpose, except ValueError and TypeError for bad arguments.
@@ -372,3 +352,7 @@ class RankFailure:
         """Return all fields except the pickled exception."""
         shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("payload", "consequence")}
         return {**shown, "role": self.role}
+
+
+# All exceptions that are public: those in the tree above.
+__all__ = [name for name, one in tuple(vars().items()) if isinstance(one, type) and issubclass(one, DistrainError)]
