@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from distrain.api.observer import Observer
 from distrain.api.ray_names import checks_arguments, is_asked_for_as_ray
@@ -42,19 +43,18 @@ _LONGEST_NAME = 240
 
 
 @cache
-def types_of(config: type) -> dict[str, Any]:
-    """Return the types of the fields of a config, as annotated."""
-    return get_type_hints(config, localns={"AbstractFileSystem": object})
+def types_of(config: type) -> dict[str, tuple[Any, ...]]:
+    """Return the types that the fields of a config may have, as annotated. None is the last of them, if it is one."""
+    hints = get_type_hints(config, localns={"AbstractFileSystem": object})
+    return {n: get_args(one) if get_origin(one) in (Union, UnionType) else (one,) for n, one in hints.items()}
 
 
 def check_types(config: object) -> None:
     """Check each field of which the annotation says all: a plain type, one of some words, or a number of seconds."""
-    for name, hint in types_of(type(config)).items():  # type: ignore[arg-type] # a class is hashable
-        label, value, choices = f"{type(config).__name__}.{name}", getattr(config, name), get_args(hint)
-        is_optional = type(None) in choices
-        kinds = [kind for kind in choices if kind is not type(None)] if is_optional else [hint]
-        kind = get_origin(kinds[0]) or kinds[0]
-        if len(kinds) > 1 or (is_optional and value is None):
+    for name, kinds in types_of(type(config)).items():  # type: ignore[arg-type] # a class is hashable
+        label, value = f"{type(config).__name__}.{name}", getattr(config, name)
+        kind, is_optional = get_origin(kinds[0]) or kinds[0], kinds[-1] is NoneType
+        if len(kinds) > 1 + is_optional or (is_optional and value is None):
             continue
         if kind is Literal:
             check_choice(label, value, get_args(kinds[0]))
