@@ -59,7 +59,6 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imp
     from distrain.session import should_stop as should_stop
     from distrain.storage.checkpoint import Checkpoint as Checkpoint
     from distrain.system import __version__ as __version__
-    from distrain.trackers.webhook import Webhook as Webhook
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,

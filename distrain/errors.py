@@ -33,26 +33,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "CheckpointError",
-    "CollectiveError",
-    "ControllerError",
-    "DataError",
-    "DistrainError",
-    "HangError",
-    "HostfileError",
-    "InvalidTransition",
-    "JobError",
-    "LaunchError",
-    "PreemptionError",
-    "ResourcesError",
-    "Rollback",
-    "StorageError",
-    "TrainingFailedError",
-    "WireError",
-    "WorkerGroupError",
-]
-
 
 class DistrainError(Exception):
     """Base of all exceptions that distrain raises on purpose, except ValueError and TypeError for bad arguments.
@@ -198,7 +178,7 @@ class TrainingFailedError(DistrainError):
     result: Any = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), str(self), self.__dict__)
+        return _recreate, (type(self), self.args, self.__dict__)
 
 
 class WorkerGroupError(TrainingFailedError):
@@ -243,7 +223,7 @@ class WorkerGroupError(TrainingFailedError):
 
     def __reduce__(self) -> tuple[object, ...]:
         portable = {rank: Portable(error) for rank, error in self.worker_failures.items()}
-        return _rebuild, (type(self), str(self), {**self.__dict__, "worker_failures": portable})
+        return _recreate, (type(self), self.args, {**self.__dict__, "worker_failures": portable})
 
     @property
     def original(self) -> BaseException | None:
@@ -334,13 +314,6 @@ def _recreate(cls: type[BaseException], arguments: tuple[Any, ...], attributes: 
     return error
 
 
-def _rebuild(cls: type[TrainingFailedError], message: str, state: dict[str, object]) -> TrainingFailedError:
-    error = cls.__new__(cls)
-    Exception.__init__(error, message)
-    error.__dict__.update(state)
-    return error
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
     """The failure of one rank.
@@ -379,3 +352,7 @@ class RankFailure:
         """Return all fields except the pickled exception."""
         shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("payload", "consequence")}
         return {**shown, "role": self.role}
+
+
+# All exceptions that are public: those in the tree above.
+__all__ = [name for name, one in tuple(vars().items()) if isinstance(one, type) and issubclass(one, DistrainError)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distrain.cli.explaining import entries, explain, explain_parser, run_explain, topics
+from distrain.cli.explaining import entries, explain
 from tests.error_texts import covers, texts
 
 OF_OTHERS = {
@@ -70,27 +70,16 @@ def test_the_screen_of_a_real_failure_is_explained(tmp_path: Path) -> None:
     assert "SIGSEGV: a crash in native code" in done.stdout
 
 
-def test_links_are_addresses_and_what_fits_nothing_names_the_nearest() -> None:
+def test_links_are_addresses_and_what_fits_nothing_names_the_page() -> None:
     found = explained("it", "was", "killed by the kernel for lack of memory")
     assert found.returncode == 0
     assert "https://distrain.github.io/distrain/failures.html#out-of-memory" in found.stdout
-    near = explained(text="the dataset is the one of my checkpoint")
-    assert (near.returncode, near.stdout) == (1, "")
-    assert near.stderr.startswith("no entry fits; the nearest:\n  is not the one of the checkpoint: …\ntopics: ")
     for text in ("\n", "the checkpoint is on the moon", "finished after 3.6 s at report 3; try again"):
-        nothing = f"no entry fits\ntopics: {', '.join(topics())}\n"
-        assert explained(text=text).stderr == nothing
-
-
-@pytest.mark.parametrize(
-    ("word", "topic"), [("hang", "Hangs"), ("memory", "Lack of memory"), ("GPUs", "Resources and")]
-)
-def test_a_word_that_names_a_topic_lists_its_entries(word: str, topic: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_explain(explain_parser().parse_args([word])) == 0
-    first, *titles = capsys.readouterr().out.splitlines()
-    assert first.startswith(topic)
-    assert [f"  {title}" for title in topics()[first]] == titles
-    assert len(titles) > 2
+        nothing = explained(text=text)
+        assert (nothing.returncode, nothing.stdout) == (1, "")
+        assert (
+            nothing.stderr == "no entry fits; all of them: https://distrain.github.io/distrain/troubleshooting.html\n"
+        )
 
 
 def test_colours_and_bytes_that_are_not_utf8_do_not_matter() -> None:

@@ -11,14 +11,16 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from distrain.api.observer import Observer
 from distrain.api.ray_names import checks_arguments, is_asked_for_as_ray
 from distrain.api.tracker import Tracker
 from distrain.hosts.hostfile import check_transport, parse_hosts, split_ssh_args
-from distrain.storage.retention import LOWEST_IS_BEST
+from distrain.storage.retention import LOWEST_IS_BEST, Retention
 from distrain.system.arguments import check_choice, check_fields, check_int, check_ranks, check_seconds, check_type
 from distrain.system.log import warn_once
 
@@ -29,10 +31,8 @@ if TYPE_CHECKING:
     from distrain.api.result import Result
     from distrain.storage.checkpoint import Checkpoint
 
-StartMethod = Literal["forkserver", "spawn"]
-NumaBinding = Literal["node"]
-ProgressDisplay = Literal["auto", "live", "plain", "off"]
 RESOURCES = ("CPU", "GPU", "memory")
+_PLAIN = (bool, str, dict, Mapping, Callable)
 _INTERFACES = re.compile(r"[^\s/,]{1,15}(,[^\s/,]{1,15})*")
 """Names of network interfaces as Linux allows them."""
 _SHORTEST_LEASE_S = 1.0
@@ -40,6 +40,28 @@ _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _LONGEST_NAME = 240
 """Longest name of a run in bytes. File systems take 255, and distrain may append a number or a suffix."""
+
+
+@cache
+def types_of(config: type) -> dict[str, tuple[Any, ...]]:
+    """Return the types that the fields of a config may have, as annotated. None is the last of them, if it is one."""
+    hints = get_type_hints(config, localns={"AbstractFileSystem": object})
+    return {n: get_args(one) if get_origin(one) in (Union, UnionType) else (one,) for n, one in hints.items()}
+
+
+def check_types(config: object) -> None:
+    """Check each field of which the annotation says all: a plain type, one of some words, or a number of seconds."""
+    for name, kinds in types_of(type(config)).items():  # type: ignore[arg-type] # a class is hashable
+        label, value = f"{type(config).__name__}.{name}", getattr(config, name)
+        kind, is_optional = get_origin(kinds[0]) or kinds[0], kinds[-1] is NoneType
+        if len(kinds) > 1 + is_optional or (is_optional and value is None):
+            continue
+        if kind is Literal:
+            check_choice(label, value, get_args(kinds[0]))
+        elif name.endswith("_s"):
+            check_seconds(label, value, optional=is_optional)
+        elif kind in _PLAIN or is_dataclass(kind):
+            check_type(label, value, kind, optional=is_optional)
 
 
 # -- scaling ---------------------------------------------------------------------------------------------------------
@@ -82,22 +104,18 @@ class ScalingConfig:
     num_workers: int | tuple[int, int] = 1
     use_gpu: bool = False
     resources_per_worker: dict[str, float] | None = None
-    start_method: StartMethod = "forkserver"
+    start_method: Literal["forkserver", "spawn"] = "forkserver"
     accelerator_type: str | None = None
     hosts: str | Sequence[str] | None = None
     hostfile: str | os.PathLike[str] | None = None
     transport: str = "auto"
     ssh_args: str | Sequence[str] = ()
-    numa_binding: NumaBinding | None = None
+    numa_binding: Literal["node"] | None = None
     interface: str | None = None
 
     def __post_init__(self) -> None:
         self._check_workers()
-        check_fields(self, check_type, "use_gpu", kind=bool)
-        check_fields(self, check_choice, "start_method", choices=get_args(StartMethod))
-        if self.numa_binding is not None:
-            check_fields(self, check_choice, "numa_binding", choices=get_args(NumaBinding))
-        check_fields(self, check_type, "accelerator_type", kind=str, optional=True)
+        check_types(self)
         self._check_resources()
         self._check_gpus()
         self._check_hosts()
@@ -116,7 +134,6 @@ class ScalingConfig:
         object.__setattr__(self, "num_workers", tuple(value))
 
     def _check_resources(self) -> None:
-        check_fields(self, check_type, "resources_per_worker", kind=dict, optional=True)
         for name, amount in dict(self.resources_per_worker or {}).items():
             kind = str(name).removeprefix("accelerator_type:")  # Ray's resource for GPUs of a product
             if kind != str(name) and amount and self.accelerator_type in (None, kind):
@@ -159,9 +176,7 @@ class ScalingConfig:
             object.__setattr__(self, "hostfile", os.fspath(self.hostfile))
         if self.hosts is not None:
             parse_hosts(self.hosts, "ScalingConfig.hosts")
-        check_fields(self, check_type, "transport", kind=str)
         check_transport(self.transport, "ScalingConfig.transport")
-        check_fields(self, check_type, "interface", kind=str, optional=True)
         if self.interface is not None and not _INTERFACES.fullmatch(self.interface):
             raise ValueError(
                 "ScalingConfig.interface must be a network interface such as 'ib0', or several such as 'ib0,eth1', got "
@@ -248,7 +263,7 @@ class DataConfig:
             raise ValueError(
                 f"DataConfig.datasets_to_split must be 'all' or a list of names, got {self.datasets_to_split!r}"
             )
-        check_fields(self, check_choice, "on_change", choices=("error", "restart", "ignore"))
+        check_types(self)
 
 
 @checks_arguments
@@ -297,19 +312,14 @@ class FailureConfig:
     peer_failure_grace_s: float | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_fields(self, check_int, "max_failures", "max_rollbacks", minimum=-1)
-        check_fields(self, check_type, "retry_same_failure", kind=bool)
-        check_fields(self, check_type, "nan_metric", kind=str)
-        check_fields(self, check_choice, "on_nan", choices=("ignore", "rollback"))
-        check_fields(self, check_seconds, "backoff_s", "host_wait_s")
-        optional = ("hang_report_s", "hang_timeout_s", "peer_failure_grace_s")
-        check_fields(self, check_seconds, *optional, optional=True)
         check_fields(self, check_seconds, "host_lease_s", minimum=_SHORTEST_LEASE_S)
 
 
 @checks_arguments
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Retention):
     """The checkpoints to keep, and the time to wait for ranks that do not report.
 
     num_to_keep: keep this many (None: all): the best by score, or the newest without a score attribute. The latest
@@ -333,8 +343,6 @@ class CheckpointConfig:
     (0, 4)
     """
 
-    num_to_keep: int | None = None
-    checkpoint_score_attribute: str | None = None
     checkpoint_score_order: Literal["max", "min"] = None  # type: ignore[assignment] # __post_init__ replaces it
     checkpoint_ranks: Sequence[int] | Literal["all"] | None = None
     missing_rank_s: float = 60.0
@@ -343,22 +351,20 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, check_int, "num_to_keep", "memory_every", minimum=1, optional=True)
-        check_fields(self, check_type, "checkpoint_score_attribute", kind=str, optional=True)
-        if vars(self)["checkpoint_score_order"] is None:
+        if is_default := vars(self)["checkpoint_score_order"] is None:
             object.__setattr__(self, "checkpoint_score_order", "max")
-            metric = self.checkpoint_score_attribute or ""
-            if LOWEST_IS_BEST.search(metric.lower()):
-                choose = 'checkpoint_score_order="min" keeps the lowest ones, checkpoint_score_order="max" the highest'
-                if not is_asked_for_as_ray():
-                    raise ValueError(f"CheckpointConfig.checkpoint_score_attribute is {metric!r}: {choose}; choose one")
-                warn_once(f"the checkpoints with the highest {metric} are kept, as in Ray: {choose}")
-        check_fields(self, check_choice, "checkpoint_score_order", choices=("max", "min"))
+        check_types(self)
+        metric = self.checkpoint_score_attribute or ""
+        if is_default and LOWEST_IS_BEST.search(metric.lower()):
+            choose = 'checkpoint_score_order="min" keeps the lowest ones, checkpoint_score_order="max" the highest'
+            if not is_asked_for_as_ray():
+                raise ValueError(f"CheckpointConfig.checkpoint_score_attribute is {metric!r}: {choose}; choose one")
+            warn_once(f"the checkpoints with the highest {metric} are kept, as in Ray: {choose}")
         if self.checkpoint_ranks not in (None, "all"):
             check_fields(self, check_ranks, "checkpoint_ranks", allowed='ranks, such as [0], "all"')
             object.__setattr__(self, "checkpoint_ranks", tuple(sorted(set(self.checkpoint_ranks or ()))))
             if not self.checkpoint_ranks:
                 raise ValueError("CheckpointConfig.checkpoint_ranks must name a rank; leave it out to have them found")
-        check_fields(self, check_seconds, "missing_rank_s", "storage_every_s")
 
 
 class CheckpointUploadMode(enum.Enum):
@@ -397,7 +403,7 @@ class LoggingConfig:
     ranks: Collection[int] | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, check_type, "log_level", kind=str)
+        check_types(self)
         object.__setattr__(self, "log_level", self.log_level.upper())
         check_fields(self, check_choice, "log_level", choices=_LOG_LEVELS)
         if self.ranks is not None:
@@ -429,7 +435,7 @@ class ShippingConfig:
     fetch_limit_bytes: int = 1_000_000_000
 
     def __post_init__(self) -> None:
-        check_fields(self, check_type, "enabled", kind=bool)
+        check_types(self)
         check_fields(self, check_int, "fetch_limit_bytes", minimum=0)
         if isinstance(self.include, (str, os.PathLike)):
             raise TypeError(f"ShippingConfig.include must be a list of paths, got {self.include!r}")
@@ -455,7 +461,7 @@ class ValidationTaskConfig:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, check_type, "fn_kwargs", kind=Mapping, optional=True)
+        check_types(self)
         check_fields(self, check_seconds, "timeout_s", above_zero=True, optional=True)
 
 
@@ -482,10 +488,9 @@ class ValidationConfig:
     task_config: ValidationTaskConfig | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, check_type, "fn", kind=Callable)
+        check_types(self)
         if self.task_config is None:
             object.__setattr__(self, "task_config", ValidationTaskConfig())
-        check_fields(self, check_type, "task_config", kind=ValidationTaskConfig)
 
 
 # -- the run ---------------------------------------------------------------------------------------------------------
@@ -541,37 +546,26 @@ class RunConfig:
     worker_runtime_env: dict[str, Any] | None = None
     logging_config: LoggingConfig = field(default_factory=LoggingConfig)
     shipping_config: ShippingConfig = field(default_factory=ShippingConfig)
-    progress: ProgressDisplay = "auto"
-    callbacks: Sequence[UserCallback | Observer] | None = ()
+    progress: Literal["auto", "live", "plain", "off"] = "auto"
+    callbacks: Sequence[UserCallback | Observer] | None = field(default_factory=tuple)
     trackers: Sequence[Tracker | str] | None = None
     debug_rank: int | None = None
 
     def __post_init__(self) -> None:
-        defaults = {
-            "failure_config": FailureConfig,
-            "checkpoint_config": CheckpointConfig,
-            "logging_config": LoggingConfig,
-            "shipping_config": ShippingConfig,
-            "callbacks": tuple,
-        }
-        for name, default in defaults.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, default())
-            if name != "callbacks":
-                check_fields(self, check_type, name, kind=default)
+        for one in fields(self):
+            if one.default_factory is not MISSING and getattr(self, one.name) is None:
+                object.__setattr__(self, one.name, one.default_factory())
+        check_types(self)
         self._check_name()
         self._check_paths()
-        check_fields(self, check_seconds, "stop_grace_s", optional=True)
         self._check_stop_signals()
         self._check_runtime_env()
         self._check_callbacks()
-        check_fields(self, check_choice, "progress", choices=get_args(ProgressDisplay))
         allowed = "a list of names and of objects of distrain.trackers.Tracker"
         check_fields(self, check_type, "trackers", kind=(list, tuple), allowed=allowed, optional=True)
         check_fields(self, check_int, "debug_rank", minimum=0, optional=True)
 
     def _check_name(self) -> None:
-        check_fields(self, check_type, "name", kind=str, optional=True)
         if self.name is None:
             return
         if not self.name or self.name in (".", "..") or "/" in self.name or "\0" in self.name:
@@ -597,7 +591,6 @@ class RunConfig:
             check_choice("RunConfig.stop_signals", name, _STOP_SIGNALS)
 
     def _check_runtime_env(self) -> None:
-        check_fields(self, check_type, "worker_runtime_env", kind=dict, optional=True)
         runtime_env = self.worker_runtime_env or {}
         if others := sorted(str(name) for name in runtime_env if name != "env_vars" and runtime_env[name]):
             warnings.warn(

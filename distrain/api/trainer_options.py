@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 from distrain.api.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
 from distrain.storage.checkpoint import Checkpoint
@@ -12,7 +13,6 @@ from distrain.system.arguments import check_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 _Constructor = TypeVar("_Constructor", bound="Callable[..., None]")
 
@@ -30,22 +30,11 @@ class TrainerOptions(TypedDict, total=False):
     validation_config: ValidationConfig | None
 
 
-_KINDS = {
-    "train_loop_config": Mapping,
-    "scaling_config": ScalingConfig,
-    "run_config": RunConfig,
-    "datasets": Mapping,
-    "dataset_config": DataConfig,
-    "resume_from_checkpoint": Checkpoint,
-    "metadata": Mapping,
-    "validation_config": ValidationConfig,
-}
-
-
 def check_options(options: TrainerOptions) -> None:
-    """Raise TypeError for a value of another type."""
-    for name, kind in _KINDS.items():
-        check_type(name, options.get(name), kind, optional=True)
+    """Raise TypeError for a value of another type. A path of a checkpoint must have become one."""
+    for name, hint in get_type_hints(TrainerOptions).items():
+        kind = get_args(hint)[0]
+        check_type(name, options.get(name), get_origin(kind) or kind, optional=True)
     if getattr(options.get("run_config"), "stop", None):
         raise TypeError("RunConfig(stop=...) is not for trainers: exit the loop in train_func instead")
 

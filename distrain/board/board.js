@@ -1,29 +1,14 @@
-"use strict";
 // Draws the board from the object in #data, and keeps it up to date if it is live. Texts are only set as text.
 (() => {
   const MOST_CHOSEN = 8, FIRST = 5, MOST_PLOTS = 12, ROWS = 100, POLL_MS = 1000, READING_MS = 50, HIDDEN_MS = 10000, MOST_LINES = 3000;
   const data = JSON.parse(document.getElementById("data").textContent);
   const { isLive } = data;
   const $ = (selector) => document.querySelector(selector);
-  const el = (tag, attributes, ...children) => {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes ?? {})) if (value != null) made.setAttribute(name, value);
-    made.append(...children.filter((child) => child != null));
-    return made;
-  };
   const setText = (node, text) => { if (node.textContent !== text) node.textContent = text; };
   const setAttribute = (node, name, value) => { if (node.getAttribute(name) !== value) node.setAttribute(name, value); };
 
   // -- numbers and times as people read them
 
-  const whole = (value) => value.toLocaleString("en", { maximumFractionDigits: 0 });
-  const amount = (value) => {
-    if (typeof value !== "number") return value ?? "";
-    const size = Math.abs(value);
-    if (size >= 1e15 || (size > 0 && size < 1e-3)) return value.toExponential(2);
-    for (const [unit, least] of [["T", 1e12], ["G", 1e9], ["M", 1e6]]) if (size >= least) return `${(value / least).toPrecision(4)}${unit}`;
-    return Number.isInteger(value) || size >= 1000 ? whole(value) : value.toPrecision(4);
-  };
   const two = (value) => String(Math.floor(value)).padStart(2, "0");
   const duration = (s) => {
     if (s == null || !isFinite(s) || s < 0) return "";

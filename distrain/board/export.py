@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
@@ -36,7 +35,6 @@ def export(board: Board, target: Path) -> Path:
 
     target: a file that ends with ``.html``, or a directory that gets the pages of the runs, too.
     """
-    warnings.simplefilter("ignore")  # damaged lines of metrics
     board.look()
     while board.read(1.0):
         pass

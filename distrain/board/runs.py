@@ -23,7 +23,6 @@ from distrain.system.text import flatten, size
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from distrain.page.envelope import Envelope
 
 _LOOK_S = 0.8
 """Seconds between two looks at all runs. They may be asked for more often."""
@@ -140,7 +139,7 @@ class WatchedRun:
             "tags": run.notes.tags[:_MOST_METRICS],
             "unread": self.unread,
             "times": [(step, round(at - start, 1)) for step, at in times],
-            "curves": {name: _curve(one, most) for name, one in found.items() if name in wanted},
+            "curves": {name: one.drawn(most) for name, one in found.items() if name in wanted},
         }
 
     def _pace(self) -> tuple[float | None, float]:
@@ -218,13 +217,6 @@ class Board:
             if one.version > since or name in detailed
         ]
         return {"version": self.version, "now": time.time(), "runs": list(shown), "rows": rows}
-
-
-def _curve(found: Envelope, most: int) -> dict[str, Any]:
-    """Return a curve with its lowest, highest and last point, each as step and value."""
-    points = found.points(most)
-    steps, values = [step for step, _ in points], [float(f"{value:.6g}") for _, value in points]
-    return {"x": steps, "y": values, "low": found.lowest, "high": found.highest, "last": found.last}
 
 
 def _beginnings(run: Run) -> tuple[object, list[tuple[object, bool]]]:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import secrets
-import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +151,6 @@ def _json(data: object) -> Response:
 
 def serve(board: Board, listener: socket.socket, token: str, ask: Callable[[Run, str], str]) -> None:
     """Serve the board until SIGINT or SIGTERM."""
-    warnings.simplefilter("ignore")  # damaged lines of metrics
     app = Pages(board, token, ask).app()
     config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=1)
     with contextlib.suppress(KeyboardInterrupt):

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).with_name("troubleshooting.md")
 _FITS = 0.7
 """The part of a key's words and pairs of words that a text must have."""
-_IS_NEAR = 0.5
-"""More than this part makes an entry worth a look."""
 _MOST_LINES = 2000
 _MOST_ENTRIES = 3
 _COLOUR = re.compile(r"\033\[[\d;]*m")
@@ -38,12 +36,6 @@ def entries() -> list[tuple[list[str], str]]:
         keys = re.findall(r"(?s)`(.+?)`", title + also) + re.findall(r"(?m)^- `(.+?)`", text)
         found += [(keys, text.strip())] if keys else []
     return found
-
-
-def topics() -> dict[str, list[str]]:
-    """Return the titles of the entries of each topic, such as Hangs."""
-    parts = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
-    return {part.partition("\n")[0]: re.findall(r"(?m)^### (.+)", part) for part in parts}
 
 
 def explain(text: str) -> list[tuple[float, str, str]]:
@@ -71,21 +63,14 @@ def explain_parser() -> argparse.ArgumentParser:
 
 
 def run_explain(options: argparse.Namespace) -> int:
-    """Print the entries that fit best, or the titles of the nearest ones or of those of a topic."""
+    """Print the entries that fit best."""
     if not options.text and sys.stdin.isatty():
         print("Paste the error, then press Ctrl-D on a line of its own.", file=sys.stderr)
     given = " ".join(options.text) or sys.stdin.buffer.read().decode(errors="replace")
-    word = given.strip().lower().removesuffix("s")
-    topic = next((one for one in topics() if word.isalpha() and re.search(rf"\b{word}", one.lower())), None)
-    if topic is not None:
-        echo("\n  ".join([paint(topic, "1"), *topics()[topic]]))
-        return 0
-    nearest = explain(given)[:_MOST_ENTRIES]
-    found = [(title, entry) for fit, title, entry in nearest if fit >= _FITS]
+    found = [(title, entry) for fit, title, entry in explain(given)[:_MOST_ENTRIES] if fit >= _FITS]
     for title, entry in found:
         text = re.sub(r"\[(.+?)\]\((\w+)\.md(.*?)\)", rf"\1: {SITE}/\2.html\3", entry)
         echo(f"{paint(title, '1')}\n\n{text}\n")
     if not found:
-        titles = "".join(f"\n  {title}" for fit, title, _ in nearest if fit > _IS_NEAR)
-        echo(f"no entry fits{titles and '; the nearest:'}{titles}\ntopics: {', '.join(topics())}", sys.stderr)
+        echo(f"no entry fits; all of them: {SITE}/troubleshooting.html", sys.stderr)
     return 0 if found else 1

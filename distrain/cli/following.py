@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from distrain.cli import parsers
 from distrain.cli.requesting import request
 from distrain.cli.text import echo, paint, write_json
+from distrain.coordinator.requests import PROFILE, STACKS, STOP
 from distrain.storage.lines import read_file
 from distrain.storage.runs.listing import FINISHED, STOPPED, NoSuchRun, Run, run_at
 from distrain.storage.runs.logs import Follower, attempts_with_logs, log_files, log_folder, read_lines
@@ -98,8 +99,6 @@ def stacks_parser() -> argparse.ArgumentParser:
 
 def run_stacks(options: argparse.Namespace) -> int:
     """Show stacks."""
-    from distrain.coordinator.requests import STACKS
-
     run = parsers.run_of(options)
     if options.json:
         write_json("stacks", name=run.name, **json.loads(request(run, STACKS, "json")))
@@ -118,8 +117,6 @@ def profile_parser() -> argparse.ArgumentParser:
 
 def run_profile(options: argparse.Namespace) -> int:
     """Profile a rank."""
-    from distrain.coordinator.requests import PROFILE, STACKS
-
     run = parsers.run_of(options)
     file = Path(request(run, PROFILE, f"{options.rank} {options.seconds}"))
     echo(f"profiling for {options.seconds} s; the run continues, also after Ctrl-C")
@@ -140,8 +137,6 @@ def stop_parser() -> argparse.ArgumentParser:
 
 def run_stop(options: argparse.Namespace) -> int:
     """Stop a run. Return 0 if it was stopped or has finished, 1 if it has failed."""
-    from distrain.coordinator.requests import STOP
-
     run = parsers.run_of(options)
     began = time.monotonic()
     log = sys.stderr if options.json else sys.stdout

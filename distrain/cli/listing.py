@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 import time
-import warnings
 from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
@@ -40,7 +39,6 @@ def ls_parser() -> argparse.ArgumentParser:
 
 def run_ls(options: argparse.Namespace) -> int:
     """List runs."""
-    warnings.simplefilter("ignore")  # damaged lines of metrics
     gc.disable()  # it would look for circles in thousands of dicts, again and again
     storage = parsers.storage_of(options)
     runs = list_runs(storage, may_be_missing=options.path is None)

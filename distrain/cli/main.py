@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -30,7 +31,6 @@ _MODULES = {
     "debugging": ("debug",),
     "explaining": ("explain",),
     "board": ("board",),
-    "run.skill": ("skill",),
 }
 """The modules of this package, and the commands in each."""
 COMMANDS = {command: module for module, commands in _MODULES.items() for command in commands}
@@ -64,8 +64,6 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
 
     user_path: sys.path without the directory of the command.
     """
-    if "_ARGCOMPLETE" in os.environ:
-        import_module(f"distrain.cli.{COMMANDS['skill']}").complete()
     command, rest = (arguments[0] if arguments else "--help"), list(arguments[1:])
     if command in ("--help", "-h", "help"):
         print(_help(), end="")
@@ -93,6 +91,7 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
         print(f"distrain: error: there is no command {command!r}{hint}", file=sys.stderr)
         return 2
     parser, function = command_of(command)
+    warnings.simplefilter("ignore")  # of damaged files: what shows a run says so
     return _run(command, partial(function, parser.parse_args(rest)))
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 import time
-import warnings
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,7 +31,7 @@ _EVENTS = {"slow": "slow rank", "memory_damage": "damaged part", "memory_checkpo
 _NO_NEWS = ("checkpoint", "stored", "trouble_over")
 _INDENT = 13
 _LONGEST = 20_000
-_MOST_ATTEMPTS, _MOST_CHANGES, _MOST_METRICS, _MOST_CHECKPOINTS, _MOST_NOTES, _MOST_ERROR_LINES = 8, 8, 12, 5, 5, 25
+_MOST_ATTEMPTS, _MOST_CHANGES, _MOST_CHECKPOINTS, _MOST_NOTES, _MOST_ERROR_LINES = 8, 8, 5, 5, 25
 
 
 class Details:
@@ -48,7 +46,7 @@ class Details:
         self.git = _dict(facts.get("git"))
         own = {name: facts.get(name) for name in ("distrain", "python")}
         self.versions = {**own, **(_dict(facts.get("versions")) or {})}
-        self.settings, self.hydra = _dict(facts.get("train_loop_config")), _dict(facts.get("hydra"))
+        self.settings = _dict(facts.get("train_loop_config"))
         self.logs = str(log_folder(run) / f"attempt_{attempts[-1]}") if attempts else None
         events = {
             (str(one["event"]).removesuffix("_began"), str(one.get("since", n))) for n, one in enumerate(found.events)
@@ -56,7 +54,8 @@ class Details:
         self.events = Counter(kind for kind, _ in sorted(events))  # the two events of a hang have the same ``since``
         self.attempts = run.attempts
         listed = facts.get("changes")
-        self.changes = [one for one in listed if _is_change(one)] if isinstance(listed, list) else []
+        changes = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+        self.changes = [one for one in changes if "attempt" in one and isinstance(one.get("lines"), list)]
         self.extremes = {
             name: {"least": low[1], "least_step": low[0], "largest": high[1], "largest_step": high[0]}
             for name, curve in found.reports.curves.items()
@@ -71,10 +70,6 @@ def details_of(run: Run) -> dict[str, Any]:
     return vars(Details(Facts(run, run.location)))
 
 
-def _is_change(one: Any) -> bool:
-    return isinstance(one, dict) and "attempt" in one and isinstance(one.get("lines"), list)
-
-
 def _dict(item: object) -> dict[str, Any] | None:
     return item if isinstance(item, dict) else None
 
@@ -86,7 +81,6 @@ def show_parser() -> argparse.ArgumentParser:
 
 def run_show(options: argparse.Namespace) -> int:
     """Show one run."""
-    warnings.simplefilter("ignore")  # what is damaged
     run = parsers.run_of(options)
     if options.json:
         write_json("show", **details_of(run))
@@ -106,7 +100,6 @@ def run_in_words(run: Run, columns: int) -> str:
         lines += _labelled(label, wrap(text, max(width, 30)))
     lines += _labelled("attempts", _lines(attempts_table(found), width, _MOST_ATTEMPTS, "attempt", -1))  # no hosts
     lines += _labelled("changes", _changes(shown, width))
-    lines += _labelled("metrics", _metrics(shown, width))
     if kept := found.checkpoints:
         lines += _labelled("checkpoints", [f"{count(len(kept), 'checkpoint')}, {size(sum(one.bytes for one in kept))}"])
     checkpoints = _lines(checkpoints_table(found), width, _MOST_CHECKPOINTS, "checkpoint")
@@ -134,10 +127,7 @@ def _facts(shown: Details) -> Iterable[tuple[str, str]]:
     yield "versions", ", ".join(f"{name} {version}" for name, version in shown.versions.items() if version)
     if shown.settings is not None:
         yield "settings", metrics_line(shown.settings)
-    if shown.hydra is not None:
-        overrides = shown.hydra.get("overrides")
-        listed = shlex.join(map(str, overrides)) if isinstance(overrides, list) else ""
-        yield "hydra", f"{listed} in {shown.hydra.get('output_dir')}".strip()
+    yield "metrics", metrics_line(run.metrics or {})
     yield "hosts", "; ".join(f"{host}: {name_ranks(ranks)}" for host, ranks in run.hosts.items())
     if shown.logs is not None:
         yield "logs", shown.logs
@@ -160,20 +150,6 @@ def _lines(found: Table | None, columns: int, most: int, what: str, end: int | N
 def _changes(shown: Details, columns: int) -> list[str]:
     found = [(one["attempt"], line) for one in shown.changes[::-1] for line in one["lines"]]
     return _first([printable(cut(f"{attempt}  {line}", columns)) for attempt, line in found], _MOST_CHANGES, "change")
-
-
-def _metrics(shown: Details, columns: int) -> list[str]:
-    if shown.run.metrics is None:
-        return []
-    last = flatten(shown.run.metrics)
-    rows = [["", "last", "least", "largest"]]
-    for name in dict.fromkeys([*last, *shown.extremes]):
-        row = [printable(name), number(last.get(name, "-")), "", ""]
-        if found := shown.extremes.get(name):
-            row[2] = f"{number(found['least'])} (report {found['least_step']})"
-            row[3] = f"{number(found['largest'])} (report {found['largest_step']})"
-        rows.append(row)
-    return _first(table(rows, columns), _MOST_METRICS + 1, "metric")
 
 
 def _first(lines: Sequence[str], most: int, what: str, more: int = 0) -> list[str]:
@@ -212,7 +188,6 @@ def compare_parser() -> argparse.ArgumentParser:
 
 def run_compare(options: argparse.Namespace) -> int:
     """Compare runs."""
-    warnings.simplefilter("ignore")  # what is damaged
     storage = parsers.storage_of(options)
     runs = [find_run(given, storage) for given in (options.run, *options.others)]
     code = [{"state": run.state, "command": command_of(run), "git": run.manifest.get("git") or {}} for run in runs]

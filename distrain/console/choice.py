@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distrain.console.run_console import RunConsole
 from distrain.system.consoles import Footer
@@ -22,17 +22,17 @@ def observers(context: RunContext, run: RunBegan, status: RunStatus) -> list[Run
     progress = "off" if config.log_level != "INFO" and config.progress == "auto" else config.progress
     if run.in_process and progress != "off":  # then train_func prints to this terminal itself
         progress = "plain"
-    logs = f"{run.location}/logs" if config.log_dir is None else str(Path(config.log_dir, run.name))
-    options: dict[str, Any] = {"ranks": config.logging_config.ranks, "retention": config.checkpoint_config}
+    ranks = config.logging_config.ranks
     if progress in ("auto", "live"):
         if is_kernel():
             from distrain.console.notebook_console import NotebookConsole  # few runs need it
 
-            return [NotebookConsole(status, logs, **options)]
+            logs = f"{run.location}/logs" if config.log_dir is None else str(Path(config.log_dir, run.name))
+            return [NotebookConsole(status, logs, ranks=ranks)]
         if (pinned := Footer.pin()) is not None:
             from distrain.console.live_console import TerminalConsole
 
-            return [TerminalConsole(status, pinned, **options)]
+            return [TerminalConsole(status, pinned, ranks=ranks)]
         if progress == "live":
             warn("progress='live' has no effect: stdout and stderr are not one terminal that is free and large enough")
-    return [RunConsole(status, shows_progress=progress != "off", **options)]
+    return [RunConsole(status, shows_progress=progress != "off", ranks=ranks)]

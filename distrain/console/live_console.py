@@ -19,6 +19,8 @@ from distrain.system.text import rank_list
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from rich.text import Text
+
     from distrain.console.folding import FoldedLine
     from distrain.decisions.run_status import RunStatus
     from distrain.system.consoles import Footer
@@ -36,6 +38,10 @@ class LiveConsole(RunConsole):
 
     def __init__(self, status: RunStatus, **options: Any) -> None:
         super().__init__(status, shows_progress=False, **options)
+        self._painter = Console(
+            file=io.StringIO(), force_terminal=True, force_jupyter=False, highlight=False, legacy_windows=False,
+            soft_wrap=True,
+        )  # fmt: skip
         self._folding = Folding(0)
         self._drawn_at = -_REDRAW_S
         self._printed_at = 0.0
@@ -89,6 +95,13 @@ class LiveConsole(RunConsole):
             return self._prefix(next(iter(line.ranks)))
         return f"[rank {rank_list(line.ranks).replace(', ', ',')}] "
 
+    def _painted(self, lines: Iterable[Text]) -> str:
+        """Return lines with the colours of a terminal, which notebooks know, too."""
+        with self._painter.capture() as painted:
+            for line in lines:
+                self._painter.print(line)
+        return painted.get()
+
     def _draw_at(self, now: float) -> None:
         self._drawn_at = now
         self._draw(now)
@@ -100,9 +113,6 @@ class TerminalConsole(LiveConsole):
     def __init__(self, status: RunStatus, pinned: Footer, **options: Any) -> None:
         super().__init__(status, **options)
         self._footer = pinned
-        self._painter = Console(
-            file=io.StringIO(), force_terminal=True, highlight=False, legacy_windows=False, soft_wrap=True
-        )
 
     def close(self) -> None:
         super().close()
@@ -112,10 +122,8 @@ class TerminalConsole(LiveConsole):
         self._footer.print_above("".join(f"{line}\n" for line in lines).encode())
 
     def _draw(self, now: float) -> None:
-        self._painter.file = text = io.StringIO()
-        for line in footer(self.status, now, width=self._footer.width(), interrupt="Ctrl-C", bar=self._bar):
-            self._painter.print(line)
-        self._footer.show(text.getvalue())
+        lines = footer(self.status, now, width=self._footer.width(), interrupt="Ctrl-C", bar=self._bar)
+        self._footer.show(self._painted(lines))
 
 
 def _clock(seconds: float) -> str:

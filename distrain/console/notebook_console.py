@@ -5,13 +5,8 @@ What it shows is saved in the notebook, so that it has to stay small, however lo
 
 from __future__ import annotations
 
-import io
 import sys
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.terminal_theme import TerminalTheme
-from rich.text import Text
 
 from distrain.console.footer import footer
 from distrain.console.live_console import LiveConsole
@@ -28,14 +23,6 @@ _MOST_PRINTED = 100_000
 _LEAST_OF_A_LINE = 100
 """Characters for which a line counts at least, so that 1,000 lines are printed at most."""
 _COLUMNS = 120
-_BLACK, _WHITE = (0, 0, 0), (255, 255, 255)
-_GREEN, _YELLOW, _RED, _BLUE = (46, 158, 68), (184, 134, 11), (217, 54, 62), (63, 127, 217)
-_COLOURS = TerminalTheme(_WHITE, _BLACK, [_BLACK, _RED, _GREEN, _YELLOW, _BLUE, (160, 80, 200), (23, 145, 155), _WHITE])
-"""Colours that can be read on white and on black."""
-_BLOCK = (
-    '<pre style="margin:0.2em 0; padding:0.1em 0 0.1em 0.8em; border-left:3px solid rgb(63,127,217); background:none; '
-    'color:inherit; font-size:var(--jp-code-font-size, inherit); line-height:1.35; white-space:pre-wrap">{html}</pre>'
-)
 
 
 class NotebookConsole(LiveConsole):
@@ -53,7 +40,7 @@ class NotebookConsole(LiveConsole):
         super().close()
 
     def _show_summary(self, text: str) -> None:
-        self._show_block([Text(line) for line in text.split("\n")])
+        self._block.show(text)
 
     def _print_lines(self, lines: Sequence[str]) -> None:
         printed = ""
@@ -69,18 +56,5 @@ class NotebookConsole(LiveConsole):
 
     def _draw(self, now: float) -> None:
         interrupt = None if self._is_over else "■ Interrupt"
-        self._show_block(footer(self.status, now, width=_COLUMNS, interrupt=interrupt, bar=self._bar))
-
-    def _show_block(self, lines: Sequence[Text]) -> None:
-        shown = Text("\n").join(lines)
-        self._block.show(shown.plain, _BLOCK.format(html=_html(shown)))
-
-
-def _html(text: Text) -> str:
-    """Return a text as HTML. The browser wraps long lines."""
-    painter = Console(
-        file=io.StringIO(), record=True, width=10 * _COLUMNS, color_system="truecolor", force_terminal=True,
-        force_jupyter=False, highlight=False,
-    )  # fmt: skip
-    painter.print(text)
-    return painter.export_html(theme=_COLOURS, code_format="{code}", inline_styles=True).rstrip()
+        lines = footer(self.status, now, width=_COLUMNS, interrupt=interrupt, bar=self._bar)
+        self._block.show(self._painted(lines).rstrip())

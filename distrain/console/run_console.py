@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from distrain.api.observer import Fact
     from distrain.decisions.run_status import RunStatus
-    from distrain.storage.retention import Retention
 
 INTERVAL_S = 30.0
 """Seconds between two lines about the progress. metrics.jsonl has all reports."""
@@ -29,20 +28,12 @@ class RunConsole:
     The latter comes with the first report of rank 0, then at most once per :data:`INTERVAL_S`, and with the last one.
 
     shows_progress: False leaves it out. ranks: those whose output is shown; None for all.
-    retention: says which metric of a checkpoint is its score.
     """
 
     hears = (Printed, Reported, AttemptBegan, AttemptEnded, Ended)
     has_footer = False
 
-    def __init__(
-        self,
-        status: RunStatus,
-        *,
-        shows_progress: bool = True,
-        ranks: Collection[int] | None = None,
-        retention: Retention | None = None,
-    ) -> None:
+    def __init__(self, status: RunStatus, *, shows_progress: bool = True, ranks: Collection[int] | None = None) -> None:
         self.status = status
         self._shows_progress = shows_progress
         self._shown_at = -INTERVAL_S
@@ -50,7 +41,6 @@ class RunConsole:
         self._has_news = False
         """True if rank 0 has made a report that was not shown."""
         self._shown_ranks = None if ranks is None else frozenset(ranks)
-        self._retention = retention
         self._streams: dict[tuple[int, int], LineCutter] = {}
         """By rank and stream: what it has printed in this attempt."""
         self._bars: dict[int, str] = {}
@@ -77,7 +67,7 @@ class RunConsole:
             case Ended():
                 self.close()
                 if fact.result is not None:
-                    self._show_summary(summary(fact, self.status, self._retention))
+                    self._show_summary(summary(fact, self.status))
 
     def _warn_of_nan(self, report: Reported) -> None:
         """Name the first metric of the run that becomes NaN: the training rarely recovers from it."""

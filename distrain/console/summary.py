@@ -5,27 +5,24 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from distrain.storage.retention import best_first, has_metric
 from distrain.system.text import broken, duration, number, printable, rate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from distrain.api.observer import Ended
     from distrain.decisions.run_status import RunStatus
-    from distrain.storage.commit import CommittedCheckpoint
-    from distrain.storage.retention import Retention
 
 _MOST_METRICS = 12
 
 
-def summary(ended: Ended, status: RunStatus, retention: Retention | None = None) -> str:
-    """Return the last lines of a run. retention: says which metric of a checkpoint is its score."""
+def summary(ended: Ended, status: RunStatus) -> str:
+    """Return the last lines of a run."""
     lines = [f"{ended.how} after {duration(ended.seconds)}{broken(status.metrics)}; results in {status.location}"]
-    return "\n    ".join([*lines, *_details(ended, status, retention)])
+    return "\n    ".join([*lines, *_details(ended, status)])
 
 
-def _details(ended: Ended, status: RunStatus, retention: Retention | None) -> Iterator[str]:
+def _details(ended: Ended, status: RunStatus) -> Iterator[str]:
     yield f"started:     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(time.time() - ended.seconds))}"
     if status.restarts:
         yield f"restarts:    {status.restarts}, which cost {duration(status.lost_s)}"
@@ -39,17 +36,7 @@ def _details(ended: Ended, status: RunStatus, retention: Retention | None) -> It
         others = len(status.metrics) - len(shown)
         yield f"metrics:     {', '.join(shown)}" + (f", and {others} others" if others else "")
     if ended.checkpoints:
-        yield f"checkpoints: {', '.join(_checkpoints(ended.checkpoints, retention))}"
+        kept = f", {len(ended.checkpoints)} kept" if len(ended.checkpoints) > 1 else ""
+        yield f"checkpoints: {ended.checkpoints[-1].path.name}{kept}"
     if ended.advice:
         yield f"continue:    {ended.advice}"
-
-
-def _checkpoints(checkpoints: Sequence[CommittedCheckpoint], retention: Retention | None) -> Iterator[str]:
-    yield checkpoints[-1].path.name
-    name = None if retention is None else retention.checkpoint_score_attribute
-    if retention is not None and name is not None:
-        best = checkpoints[best_first([saved.metrics for saved in checkpoints], retention)[0]]
-        if has_metric(best.metrics, name):
-            yield f"the best by {name} is {best.path.name}"
-    if len(checkpoints) > 1:
-        yield f"{len(checkpoints)} kept"

@@ -1,7 +1,7 @@
 """The page of a run: one HTML file, made from the files of the run directory, that needs nothing else.
 
 ``facts`` reads the files, ``data`` makes one object of what they say, ``page.js`` draws it in the template
-``page.html``. ``distrain show`` writes the same facts as text.
+``page.html``; ``shared.js`` has what the board's script uses, too. ``distrain show`` writes the same facts as text.
 
 Names are loaded when they are first used. Runs in: anywhere.
 """

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 _AFTER_S = 10.0
 """A run that has finished gets its page at once if it took at least so many seconds, as a page takes up to 0.1 s."""
-_SECONDS_PER_BYTE = 100e-9
-"""How long it takes to read metrics.jsonl, measured with scripts/benchmark_page on a slow machine."""
-_FREE_S, _SHARE_OF_RUN, _MOST_S = 0.03, 0.02, 5.0
-"""A page may take 2 percent of the time of the run, and at most 5 s."""
+_LARGEST = 50 << 20
+"""Bytes of metrics.jsonl up to which a page is written: it takes 5 s then (scripts/benchmark_page, a slow machine)."""
 
 
 class PageAtEnd:
@@ -38,8 +36,7 @@ class PageAtEnd:
             return
         metrics = RunPaths(self._directory).metrics
         try:
-            size = metrics.stat().st_size if metrics.exists() else 0
-            if size * _SECONDS_PER_BYTE <= min(_MOST_S, _FREE_S + _SHARE_OF_RUN * fact.seconds):
+            if not metrics.exists() or metrics.stat().st_size <= _LARGEST:
                 from distrain.page.writer import write_page  # short runs need none
 
                 write_page(self._directory)

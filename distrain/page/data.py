@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import defaultdict
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -22,12 +23,11 @@ from distrain.storage.runs.details import command_of, failed_at, failures_in, ha
 from distrain.storage.runs.listing import DAMAGED, KILLED, RUNNING, Run, number_in, run_at
 from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
 from distrain.system import __version__
-from distrain.system.text import amount, count, duration, flatten, number, rank_list, size, without_controls
+from distrain.system.text import amount, duration, flatten, number, rank_list, size, without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from distrain.page.envelope import Envelope
     from distrain.page.reports import Reports
     from distrain.system.remote_path import RemotePath
 
@@ -56,6 +56,7 @@ def page_data(folder: Path | RemotePath, known_as: Path | RemotePath | None = No
         raise StorageError(f"{root} is not a run directory: {run.problem or f'it has no {names.MANIFEST}'}")
     facts = Facts(run, folder, rank=None)
     error, reports = facts.error, facts.reports
+    most = max(16, min(_MOST_POINTS, _POINTS // max(1, len(reports.curves))))
     data = {
         "name": str(run.manifest.get("name") or root.name),
         "location": str(root),
@@ -64,8 +65,8 @@ def page_data(folder: Path | RemotePath, known_as: Path | RemotePath | None = No
         "notes": [text.replace(str(folder), str(root)) for text in facts.notes[:20]],
         "failures": [_failure(one) for one in failures_in(error)[:_MOST_LOGS]],
         "message": str(error.get("message") or ""),
-        "where": _where(error),
-        "curves": _curves(reports),
+        "where": _lines(error.get("where")),
+        "curves": [{"name": name, **curve.drawn(most)} for name, curve in reports.curves.items()],
         "more_metrics": len(reports.more_metrics),
         "starts": sorted({first for attempt in run.attempts[1:] if (first := attempt.get("first_step"))})[-50:],
         "ranks": _ranks(run, reports),
@@ -109,19 +110,17 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]], numbers: Itera
 
 def _failure(one: Mapping[str, Any]) -> dict[str, Any]:
     role = {"culprit": "failed first", "victim": "because of another rank"}.get(str(one.get("role")), "")
-    lines = one.get("last_lines")
     return {
         "rank": f"rank {one.get('rank')}" + (f" on {one['host']}" if one.get("host") else ""),
         "role": role,
         "why": f"{one.get('summary') or 'no reason is known'}" + (f" ({at})" if (at := failed_at(one)) else ""),
         "traceback": str(one.get("traceback") or ""),
-        "lines": list(map(str, lines[-_MOST_LINES:])) if isinstance(lines, list) else [],
+        "lines": _lines(one.get("last_lines")),
     }
 
 
-def _where(error: Mapping[str, Any]) -> list[str]:
-    """Return where ranks were that had to be killed."""
-    listed = error.get("where")
+def _lines(listed: object) -> list[str]:
+    """Return the first lines of a list, which error.json may lack."""
     return list(map(str, listed[:_MOST_LINES])) if isinstance(listed, list) else []
 
 
@@ -140,33 +139,7 @@ def _logs(facts: Facts) -> list[tuple[str, list[str]]]:
     return found
 
 
-# -- metrics and ranks -----------------------------------------------------------------------------------------------
-
-
-def _curves(reports: Reports) -> list[dict[str, Any]]:
-    most = max(16, min(_MOST_POINTS, _POINTS // max(1, len(reports.curves))))
-    return [_curve(name, curve, most) for name, curve in reports.curves.items()]
-
-
-def _curve(name: str, curve: Envelope, most: int) -> dict[str, Any]:
-    points: dict[int, float | None] = {step: float(f"{value:.6g}") for step, value in curve.points(most)}
-    if curve.count <= most:
-        points |= dict.fromkeys((step for step, _ in curve.marks), None)
-    parts = [count(curve.count, "value")]
-    if curve.first and curve.last and curve.lowest and curve.highest:
-        parts += [f"first {amount(curve.first[1])}", f"last {amount(curve.last[1])}"]
-        parts.append(f"lowest {amount(curve.lowest[1])} at report {curve.lowest[0]:,}")
-        parts.append(f"highest {amount(curve.highest[1])} at report {curve.highest[0]:,}")
-    if curve.marks:
-        parts.append(f"{curve.nonfinite:,} not finite, the first ({curve.marks[0][1]}) at report {curve.marks[0][0]:,}")
-    return {
-        "name": name,
-        "x": sorted(points),
-        "y": [points[step] for step in sorted(points)],
-        "marks": curve.marks,
-        "summary": "; ".join(parts),
-        "is_positive": curve.lowest is not None and curve.lowest[1] > 0,
-    }
+# -- ranks ----------------------------------------------------------------------------------------------------------
 
 
 _RANKS = ("rank", "host", "last report", "behind the latest report", "interval", "waited for data", "for checkpoints")
@@ -190,7 +163,7 @@ def _ranks(run: Run, reports: Reports) -> Table | None:
 
 def _times(facts: Facts) -> list[AttemptTimes]:
     """Return the times of the attempts. An end that nobody has recorded is the last report before it, or the start."""
-    run = facts.run
+    run, hangs = facts.run, _hangs(facts)
     found: list[AttemptTimes] = []
     has_trained_later = False
     for attempt in run.attempts[::-1]:
@@ -210,24 +183,31 @@ def _times(facts: Facts) -> list[AttemptTimes]:
                 kept_until=kept_until,
                 data=data,
                 checkpoint=checkpoint,
+                hangs=hangs.get(str(attempt["attempt"]), ()),
             )
         )
     return found[::-1]
+
+
+def _hangs(facts: Facts) -> dict[str, list[tuple[float, float]]]:
+    """Return the times of the hangs of each attempt. One that has no end lasts until the end of the run."""
+    seen, found = hangs_in(facts.events), defaultdict(list)
+    for event in seen:
+        if event["event"] == "hang" or event is seen[-1]:
+            until = event["time"] if event["event"] == "hang" else facts.run.until(None)
+            found[str(event["attempt"])].append((event["since"], until))
+    return found
 
 
 def _time_use(facts: Facts) -> dict[str, Any] | None:
     run, times = facts.run, _times(facts)
     if not times:
         return None
-    seen = hangs_in(facts.events)
-    hangs = [(event["since"], event["time"]) for event in seen if event["event"] == "hang"]
-    if seen and seen[-1]["event"] == "hang_began":
-        hangs.append((seen[-1]["since"], run.until(None)))
     started = min(_number(run.manifest.get("started")) or times[0].started, times[0].started)
     ended = max(one.ended for one in times)
     if run.state not in (RUNNING, KILLED):
         ended = max(ended, run.ended)
-    parts = where_time_went(times, started=started, ended=ended, hangs=hangs)
+    parts = where_time_went(times, started=started, ended=ended)
     total = sum(parts.values()) or 1.0
     shown = {kind: seconds for kind, seconds in parts.items() if seconds >= 0.0005 * total or kind == "training"}
     rows = [

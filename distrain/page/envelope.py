@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
 Point = tuple[int, float]
 
@@ -61,6 +62,17 @@ class Envelope:
         width = (points[-1][0] - first + 1) / spans
         groups = [list(group) for _, group in groupby(points, lambda point: (point[0] - first) // width)]
         return sorted({end(group, key=_value) for group in groups for end in (min, max)})
+
+    def drawn(self, most: int) -> dict[str, Any]:
+        """Return what the scripts draw: at most so many points, and the others of interest, as step and value."""
+        points = self.points(most)
+        return {
+            "x": [step for step, _ in points],
+            "y": [float(f"{value:.6g}") for _, value in points],
+            "low": self.lowest,
+            "high": self.highest,
+            **{name: getattr(self, name) for name in ("count", "nonfinite", "marks", "first", "last")},
+        }
 
     @property
     def lowest(self) -> Point | None:

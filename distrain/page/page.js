@@ -1,14 +1,7 @@
-"use strict";
 // Draws the page from the object in #data. Texts are only set as text, so nothing in them becomes an element.
 (() => {
   const HEIGHT = 210;
   const data = JSON.parse(document.getElementById("data").textContent);
-  const el = (tag, attributes, ...children) => {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes ?? {})) made.setAttribute(name, value);
-    made.append(...children.filter((child) => child != null));
-    return made;
-  };
 
   // -- what sections are made of
 
@@ -87,14 +80,27 @@
       cursor: { drag: { x: true, y: false }, y: false },
       hooks: { draw: [marks(curve)] },
     };
-    return new uPlot(options, [curve.x, curve.y], place);
+    return new uPlot(options, withGaps(curve), place);
+  };
+  // A line has a gap where a value is not finite, unless so many points are left out that it would vanish.
+  const withGaps = ({ x, y, count, marks }) => {
+    if (count > x.length + marks.length) return [x, y];
+    const points = [...x.map((step, n) => [step, y[n]]), ...marks.map(([step]) => [step, null])].sort((a, b) => a[0] - b[0]);
+    return [points.map(([step]) => step), points.map(([, value]) => value)];
+  };
+  const summary = ({ count, nonfinite, marks, first, last, low, high }) => {
+    const at = ([step, value]) => `${amount(value)} at report ${whole(step)}`;
+    const parts = [`${whole(count)} value${count === 1 ? "" : "s"}`];
+    if (first) parts.push(`first ${amount(first[1])}`, `last ${amount(last[1])}`, `lowest ${at(low)}`, `highest ${at(high)}`);
+    if (marks.length) parts.push(`${whole(nonfinite)} not finite, the first (${marks[0][1]}) at report ${whole(marks[0][0])}`);
+    return parts.join("; ");
   };
   const plots = [];
   const figure = (curve) => {
-    const place = el("div", { class: "plot", role: "img", "aria-label": `Curve of ${curve.name}. ${curve.summary}` });
+    const place = el("div", { class: "plot", role: "img", "aria-label": `Curve of ${curve.name}. ${summary(curve)}` });
     const plot = { curve, place };
     plots.push(plot);
-    const button = curve.is_positive ? el("button", { type: "button", "aria-pressed": "false" }, "log scale") : null;
+    const button = curve.low?.[1] > 0 ? el("button", { type: "button", "aria-pressed": "false" }, "log scale") : null;
     button?.addEventListener("click", () => {
       const isLog = button.getAttribute("aria-pressed") !== "true";
       button.setAttribute("aria-pressed", String(isLog));
@@ -102,7 +108,7 @@
       plot.drawn = draw(curve, place, isLog);
     });
     const head = el("div", { class: "plot-head" }, el("h3", null, curve.name), button);
-    return el("figure", { "aria-label": curve.name }, head, place, el("figcaption", null, curve.summary));
+    return el("figure", { "aria-label": curve.name }, head, place, el("figcaption", null, summary(curve)));
   };
 
   // -- the page

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +15,7 @@ class AttemptTimes:
 
     training: when every rank had begun train_func, None if that did not happen or is not known. kept_until: the end of
     the work that no later attempt repeated; None if none was repeated. data, checkpoint: seconds within that work for
-    which the rank that waited most has waited.
+    which the rank that waited most has waited. hangs: times in which no rank made progress, ``(from, until)``.
     """
 
     started: float
@@ -27,6 +24,7 @@ class AttemptTimes:
     kept_until: float | None = None
     data: float = 0.0
     checkpoint: float = 0.0
+    hangs: Sequence[tuple[float, float]] = ()
 
 
 PARTS = {
@@ -50,32 +48,27 @@ PARTS = {
 """By a word for style sheets, what the part is called, and how it was measured."""
 
 
-def where_time_went(
-    attempts: Sequence[AttemptTimes], *, started: float, ended: float, hangs: Sequence[tuple[float, float]] = ()
-) -> dict[str, float]:
+def where_time_went(attempts: Sequence[AttemptTimes], *, started: float, ended: float) -> dict[str, float]:
     """Return the seconds of all :data:`PARTS` of the time from ``started`` to ``ended``. They add up to it.
 
-    hangs: times in which no rank made progress, ``(from, until)``. A hang counts as such even if its work was repeated.
+    A hang counts as such even if its work was repeated.
     """
-    seconds, hung_before = dict.fromkeys(PARTS, 0.0), _covered_before(hangs)
+    seconds = dict.fromkeys(PARTS, 0.0)
     now = started
     for number, attempt in enumerate(attempts):
         begin = min(max(now, attempt.started), ended)
         end = min(max(begin, attempt.ended), ended)
         seconds["between" if number else "starting"] += begin - now
-        _add_attempt(seconds, attempt, begin, end, hung_before)
+        _add_attempt(seconds, attempt, begin, end)
         now = end
     seconds["starting"] += max(0.0, ended - now)
     return seconds
 
 
-def _add_attempt(
-    seconds: dict[str, float], attempt: AttemptTimes, begin: float, end: float, hung_before: Callable[[float], float]
-) -> None:
+def _add_attempt(seconds: dict[str, float], attempt: AttemptTimes, begin: float, end: float) -> None:
     training = end if attempt.training is None else min(max(begin, attempt.training), end)
     kept_until = end if attempt.kept_until is None else min(max(training, attempt.kept_until), end)
-    hung_kept = hung_before(kept_until) - hung_before(training)
-    hung_lost = hung_before(end) - hung_before(kept_until)
+    hung_kept, hung_lost = _hung(attempt, training, kept_until), _hung(attempt, kept_until, end)
     kept = max(0.0, kept_until - training - hung_kept)
     waits = attempt.data + attempt.checkpoint
     share = min(1.0, kept / waits) if waits > 0 else 0.0
@@ -87,16 +80,6 @@ def _add_attempt(
     seconds["training"] += max(0.0, kept - waits * share)
 
 
-def _covered_before(spans: Sequence[tuple[float, float]]) -> Callable[[float], float]:
-    """Return a function that says how much of the time before a moment some of the spans cover. Spans may overlap."""
-    ordered = sorted(spans)
-    ends = list(accumulate((end for _, end in ordered), max, initial=-math.inf))  # of all spans before
-    new = [(max(begin, before), end) for (begin, end), before in zip(ordered, ends, strict=False)]
-    new = [span for span in new if span[0] < span[1]]
-    totals: list[float] = list(accumulate((end - begin for begin, end in new), initial=0.0))
-
-    def covered_before(moment: float) -> float:
-        number = bisect_right(new, (moment, math.inf))
-        return totals[number] - (max(0.0, new[number - 1][1] - moment) if number else 0.0)
-
-    return covered_before
+def _hung(attempt: AttemptTimes, begin: float, end: float) -> float:
+    parts = (min(end, until) - max(begin, since) for since, until in attempt.hangs)
+    return min(end - begin, sum(part for part in parts if part > 0))

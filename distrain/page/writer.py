@@ -58,16 +58,17 @@ def document(data: dict[str, Any]) -> str:
 
 
 def fill(name: str, data: Mapping[str, Any], **texts: str) -> str:
-    """Return the HTML of a template with its style, script and data, and uPlot. It may load nothing else.
+    """Return the HTML of a template with its style, scripts and data, and uPlot. It may load nothing else.
 
     name: of the package, and of the template, style and script in it. texts: HTML for the template.
     """
-    own, uplot = files(f"distrain.{name}"), files("distrain.page") / "uplot"
+    own, shared = files(f"distrain.{name}"), files("distrain.page")
+    uplot = shared / "uplot"
     parts = {
         "library_style": (uplot / "uPlot.min.css").read_text(),
         "style": (own / f"{name}.css").read_text(),
         "library": (uplot / "uPlot.iife.min.js").read_text(),
-        "script": (own / f"{name}.js").read_text(),
+        "script": (shared / "shared.js").read_text() + (own / f"{name}.js").read_text(),
     }
     return Template((own / f"{name}.html").read_text()).substitute(
         parts,

@@ -116,10 +116,6 @@ class RunPaths:
     def validation_log(self, checkpoint: str) -> Path:
         return self.logs / "validation" / f"{checkpoint}.log"
 
-    @property
-    def tracker_log(self) -> Path:
-        return self.logs / "trackers.log"
-
     def evidence(self, attempt: int) -> Path:
         return self.root / names.EVIDENCE / f"attempt_{attempt}"
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 _OWN_EXTRA = ("jax", "lightning", "mlflow", "tensorboard", "tensorflow", "torch", "transformers", "wandb")
 _EXTRAS = {
-    "argcomplete": "completion",
     "numpy": "data", "pyarrow": "data", "s3fs": "s3", "starlette": "board", "tf_keras": "tensorflow", "uvicorn": "board"
 } | {it: it for it in _OWN_EXTRA}  # fmt: skip
 """By package: the extra of distrain that installs it."""

@@ -52,9 +52,9 @@ class Block:
         self._id = uuid.uuid4().hex
         self._is_shown = False
 
-    def show(self, text: str, html: str) -> None:
-        """Show this in place of what the block has shown. ``text``: for frontends without HTML."""
-        data = {"text/plain": text, "text/html": html}
+    def show(self, text: str) -> None:
+        """Show this in place of what the block has shown."""
+        data = {"text/plain": text}
         _shell().display_pub.publish(data=data, transient={"display_id": self._id}, update=self._is_shown)
         self._is_shown = True
 

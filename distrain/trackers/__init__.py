@@ -1,4 +1,4 @@
-"""Observers that tell other services: TensorBoard, Weights & Biases, MLflow, a webhook, and yours.
+"""Observers that tell other services: TensorBoard, Weights & Biases, MLflow, and yours.
 
 Names are loaded when they are first used. Runs in: coordinator.
 """

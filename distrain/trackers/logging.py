@@ -11,7 +11,7 @@ import copy
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.tracker import Report, TrackedRun, Tracker, name_of
@@ -42,19 +42,22 @@ class TrackerLog:
         self._files = files
         self._location = location
         self._state_file = files / names.TRACKERS / f"{name_of(tracker)}.json"
-        self._highest = self._last_step = 0
+        self.highest = self._last_step = 0
         """The highest number of a report that the tracker has had, and its step."""
         self._is_new = True
         self._flushed_at = 0.0
         self._run: TrackedRun
 
-    def start(self) -> None:
-        """Begin, or continue where the tracker was, and log what it has missed. Raise what the tracker raises."""
+    def start(self) -> str | None:
+        """Begin, or continue where the tracker was, and log what it has missed. Raise what the tracker raises.
+
+        Return the address at which people see the tracked run, if the tracker knows it.
+        """
         check_owners(self._files)
         run, state = run_at(self._files), {}
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             stored = parse_json(read_file(self._state_file, self._files))
-            state, self._highest, self._last_step = dict(stored["state"]), stored["highest"], stored["last_step"]
+            state, self.highest, self._last_step = dict(stored["state"]), stored["highest"], stored["last_step"]
         if "id" not in state:  # the same even if this process dies before it has saved it
             text = f"{self._location} {run.manifest.get('started')}"
             state["id"] = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -71,36 +74,32 @@ class TrackerLog:
         self.flush()
         self.catch_up()
         self.flush()
+        return state.get("url")
 
     def catch_up(self) -> None:
         """Log the reports in the files of the run that the tracker has missed."""
         for record in reports_of(run_at(self._files)):
-            self._report(record["step"], record["metrics"], record.get("progress"), record["time"], record["attempt"])
+            self._add(record)
 
-    @property
-    def url(self) -> str | None:
-        """The address at which people see the tracked run, if the tracker knows it."""
-        url = self._run.state.get("url")
-        return None if url is None else str(url)
+    def report(self, record: Mapping[str, Any]) -> None:
+        """Log a report of rank 0, unless the tracker has had it, after those that were left out before it.
 
-    def report(
-        self, number: int, metrics: Mapping[str, Any], progress: Sequence[float] | None, moment: float, attempt: int
-    ) -> None:
-        """Log a report of rank 0, unless the tracker has had it, after those that were left out before it."""
-        if number > self._highest + 1:
+        record: as in metrics.jsonl. Its ``step`` is the number of the report.
+        """
+        if record["step"] > self.highest + 1:
             self.catch_up()
-        self._report(number, metrics, progress, moment, attempt)
+        self._add(record)
 
-    def _report(
-        self, number: int, metrics: Mapping[str, Any], progress: Sequence[float] | None, moment: float, attempt: int
-    ) -> None:
-        if number <= self._highest:
+    def _add(self, record: Mapping[str, Any]) -> None:
+        number, progress = record["step"], record.get("progress")
+        if number <= self.highest:
             return
         step = max(number, self._last_step + 1)
         if progress and self._last_step <= progress[0] == int(progress[0]):
             step = int(progress[0])  # never below the last step: some trackers would drop it
-        self._highest, self._last_step, self._is_new = number, step, True
-        self._tracker.log(Report(step=step, time=moment, attempt=attempt, metrics=_numbers(metrics)))
+        self.highest, self._last_step, self._is_new = number, step, True
+        metrics = _numbers(record["metrics"])
+        self._tracker.log(Report(step=step, time=record["time"], attempt=record["attempt"], metrics=metrics))
         if time.monotonic() > self._flushed_at + _FLUSH_S:
             self.flush()
 
@@ -128,7 +127,7 @@ class TrackerLog:
         self._save()
 
     def _save(self) -> None:
-        state = {"highest": self._highest, "last_step": self._last_step, "state": self._run.state}
+        state = {"highest": self.highest, "last_step": self._last_step, "state": self._run.state}
         data = json.dumps(state, indent=1).encode()
         self._state_file.parent.mkdir(exist_ok=True)
         write_atomically(self._state_file, data)

@@ -6,13 +6,10 @@ import contextlib
 import threading
 import time
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.api.observer import AttemptBegan, Committed, Ended, Observer, Reported, RunBegan
 from distrain.api.tracker import name_of, trackers_of
-from distrain.storage.ownership import open_without_links
-from distrain.storage.paths import RunPaths
 from distrain.system.log import say, warn
 
 if TYPE_CHECKING:
@@ -31,39 +28,32 @@ _starting = threading.Lock()
 
 def observers(context: RunContext, run: RunBegan, status: RunStatus) -> list[TrackerObserver]:
     """Return an observer for each tracker of a run."""
-    folder = context.run_config.log_dir
-    log = RunPaths(run.directory, None if folder is None else Path(folder).expanduser()).tracker_log
-    return [TrackerObserver(tracker, run, status, log) for tracker in trackers_of(context.run_config.trackers, {})]
+    return [TrackerObserver(tracker, run, status) for tracker in trackers_of(context.run_config.trackers, {})]
 
 
 class TrackerObserver(Observer):
     """One tracker. If it fails, it is tried again later, and once more at the end of the run.
 
-    What it has missed by then comes from the files of the run. log: a file for the tracebacks of failures.
+    What it has missed by then comes from the files of the run.
     """
 
     hears = (RunBegan, AttemptBegan, Reported, Committed, Ended)
 
-    def __init__(self, tracker: Tracker, run: RunBegan, status: RunStatus, log: Path) -> None:
+    def __init__(self, tracker: Tracker, run: RunBegan, status: RunStatus) -> None:
         self.name = f"the tracker {name_of(tracker)}"
         self.advice = "metrics.jsonl has all reports"
         self._tracker = tracker
         self._run = run
         self._status = status
-        self._error_log = log
         self._log: TrackerLog | None = None
         self._next_try = 0.0
         self._attempt = 0
-        self._heard = 0
-        """The index of the last report of rank 0 in this attempt. Later ones may have been left out."""
         self._has_started = self._has_warned = False
         """True once the user knows of a failure: the tracker fails again and again if its server is down."""
 
     def hear(self, fact: Fact) -> None:
         if isinstance(fact, AttemptBegan):
-            self._attempt, self._heard = fact.attempt, 0
-        elif isinstance(fact, Reported) and fact.rank == 0:
-            self._heard = fact.index
+            self._attempt = fact.attempt
         if self._log is not None or isinstance(fact, (RunBegan, Ended)):
             self._try(fact)
 
@@ -80,12 +70,9 @@ class TrackerObserver(Observer):
                 what = "may lack reports" if self._has_started else "has logged nothing"
                 warn(f"{self.name} {what}: {type(error).__name__}: {error}; {self.advice}")
             elif not self._has_warned:
-                warn(f"{self.name} failed: {type(error).__name__}: {error}; the run continues; {self.advice}")
+                said = f"{self.name} failed: {type(error).__name__}: {error}; the run continues; {self.advice}"
+                warn(f"{said}\n{traceback.format_exc().rstrip()}")
             self._has_warned = True
-            with contextlib.suppress(OSError):
-                self._error_log.parent.mkdir(parents=True, exist_ok=True)
-                with open(self._error_log, "a", opener=open_without_links) as file:
-                    traceback.print_exc(file=file)
 
     def _start(self) -> TrackerLog:
         from distrain.trackers.logging import TrackerLog  # in this thread, as it takes a while
@@ -94,9 +81,9 @@ class TrackerObserver(Observer):
         with contextlib.ExitStack() as stack:
             if _starting.acquire(timeout=_START_S):
                 stack.callback(_starting.release)
-            log.start()
-        if log.url:
-            say(f"{name_of(self._tracker)}: {log.url}")
+            url = log.start()
+        if url:
+            say(f"{name_of(self._tracker)}: {url}")
         self._log, self._has_started = log, True
         return log
 
@@ -104,11 +91,12 @@ class TrackerObserver(Observer):
         match fact:
             case Reported(rank=0):
                 moment = time.time() - (time.monotonic() - fact.now)
-                log.report(fact.number, fact.metrics, fact.progress, moment, self._attempt)
+                known = {"time": moment, "attempt": self._attempt, "metrics": fact.metrics, "progress": fact.progress}
+                log.report({"step": fact.number, **known})
             case Committed():
                 log.checkpoint(fact.checkpoint, fact.step)
             case Ended():
-                if self._status.ranks and self._status.ranks[0].reports > self._heard:
+                if self._status.reports > log.highest:  # the last ones were left out
                     log.catch_up()
                 log.finish(fact.status)
             case None:

@@ -9,7 +9,9 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Any
 
-from distrain.cli.run.skill import all_parsers
+from distrain.cli.drilling import drill_parser
+from distrain.cli.main import COMMANDS, command_of
+from distrain.cli.run.options import make_parser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +51,13 @@ def section(parser: argparse.ArgumentParser) -> str:
     if parser.epilog:
         parts.append(f"```text\n{parser.epilog.strip()}\n```")
     return "\n\n".join(parts)
+
+
+def all_parsers() -> Iterator[argparse.ArgumentParser]:
+    """Yield the parser of each command. That of ``check`` is that of ``run``."""
+    yield make_parser("distrain run")
+    yield drill_parser()
+    yield from (command_of(name)[0] for name in COMMANDS)
 
 
 def insert_commands(_app: Sphinx, _page: str, source: list[str]) -> None:

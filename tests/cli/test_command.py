@@ -9,15 +9,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from distrain import DataParallelTrainer, RunConfig, ScalingConfig, runs
 from distrain.cli import listing, showing
-from distrain.cli.main import COMMANDS, LAUNCHING, run_main
-from distrain.cli.run.options import make_parser
+from distrain.cli.main import COMMANDS, run_main
 from tests.conftest import wait_until
 from tests.unit.storage.made import add_reports, make_run
 
@@ -117,32 +115,6 @@ def test_a_wrong_command_line_is_one_line(distrain: Command, arguments: tuple[st
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_skill_has_the_rules_an_example_and_every_command(distrain: Command, tmp_path: Path) -> None:
-    text = distrain("skill").stdout
-    assert re.match(r"---\nname: distrain\ndescription: .+\n---\n", text)
-    for name in ("run", "drill", *COMMANDS):
-        assert f"\n## distrain {name}\n" in text
-        assert f"\nusage: distrain {name} " in text
-    mentioned = set(re.findall(r"`distrain (\w+)[^`]*`", text))
-    assert mentioned <= {*LAUNCHING, *COMMANDS, "COMMAND"}
-    options = {option for line in re.findall(r"`distrain run [^`]*`", text) for option in re.findall(r"--[\w-]+", line)}
-    assert options <= make_parser()._option_string_actions.keys()
-    example = re.findall(r"```python\n(.+?)```", text, re.DOTALL)[0]
-    (tmp_path / "train.py").write_text(example)
-    lines = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)}, capture_output=True
-    )
-    assert b"checkpoint_000002" in lines.stdout, lines.stderr
-
-
-def test_a_shell_completes_commands_and_their_options(distrain: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ModuleType("argcomplete")
-    monkeypatch.setattr(asked, "autocomplete", lambda parser: print(parser.format_help()), raising=False)
-    monkeypatch.setitem(sys.modules, "argcomplete", asked)
-    monkeypatch.setenv("_ARGCOMPLETE", "1")
-    assert set(re.findall(r"{(.+?)}", distrain("--version").stdout)[0].split(",")) == {*LAUNCHING, *COMMANDS}
-
-
 def test_commands_look_for_runs_where_the_config_file_says(distrain: Command, tmp_path: Path) -> None:
     make_run(tmp_path / "own", "run")
     make_run(tmp_path / "lab", "other")
@@ -237,7 +209,6 @@ def test_a_real_run_is_listed_shown_and_packed(distrain: Command, finished: Path
         "lr=1 api_key=***",
         "localhost: rank 0",
         "2 checkpoints",
-        "1 (report 1)",
         "torch ",
     ):
         assert expected in shown

@@ -72,15 +72,14 @@ def run(*words: str) -> str:
 
 
 def test_fit_in_a_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each run lies beside its output directory, and says which overrides it had. The config arrives without loss."""
+    """Each run lies beside its output directory. The config arrives without loss."""
     said = run("fit.py", "--multirun", "lr=1,2", "hydra.job.chdir=true")
     [sweep] = folder.glob("multirun/*/*")
     for number, lr in enumerate((1, 2)):
         assert f"returned ('DictConfig', 'net-8', 2, '{sweep / str(number)}')" in said
         assert os.listdir(sweep / str(number) / ".hydra")
         assert lr in [manifest["train_loop_config"]["lr"] for manifest in manifests(sweep)]
-    [first, _] = sorted(manifests(sweep), key=lambda one: str(one["hydra"]["overrides"]))
-    assert first["hydra"] == {"output_dir": f"{sweep}/0", "overrides": ["lr=1"]}
+    first = manifests(sweep)[0]
     assert first["train_loop_config"]["model"] == {"width": 8, "sizes": [1, 2], "name": "net-8"}
     assert run_main(["ls", str(sweep)], []) == 0
     assert "not a run" not in capsys.readouterr().out

@@ -128,7 +128,6 @@ def test_a_healthy_run_shows_one_block_and_no_red_text(shown: dict[str, Cell]) -
         assert f"] {line}\n" in success.text()
     assert success.block["text/plain"].startswith("finished after ")
     assert "metrics:     loss=0.333333" in success.block["text/plain"]
-    assert "metrics:     loss=0.333333" in success.block["text/html"]
     assert [part["output_type"] for part in success.outputs[:2]] == ["stream", "display_data"]
 
 

@@ -55,10 +55,15 @@ def run_command(
     if is_for_ray(options):
         return _drive(parser, options, user_path)
     with options_named(named_options()):
-        return _launch(parser, options, user_path)
+        try:
+            return _launch(parser, options, user_path)
+        except (DistrainError, KeyboardInterrupt) as error:
+            show_error(error)
+            return exit_code_of(error)
 
 
 def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_path: Sequence[str]) -> int:
+    """Train, or check the hosts. Raises the error of the run."""
     if ignored := [name for name in WITHOUT_EFFECT if getattr(options, name.replace("-", "_")) is not None]:
         warn(f"--{', --'.join(ignored)}: no effect; these options are for torchrun only")
     try:
@@ -72,8 +77,9 @@ def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_p
         return _check(work, scaling, run, workers_path(work, user_path), options)
     if scaling.num_workers == 1 or isinstance(work, TargetWork):
         say_what_is_misplaced(parser, options, user_path)
-    train = _run_for_programs if options.json else _run
-    return exit_code_of(train(work, scaling, run, workers_path(work, user_path)))
+    train = _run_for_programs if options.json else run_work
+    train(work, scaling, run, sys_path=workers_path(work, user_path))
+    return 0
 
 
 # -- configs ---------------------------------------------------------------------------------------------------------
@@ -154,16 +160,6 @@ def _drive(parser: Parser, options: argparse.Namespace, user_path: Sequence[str]
     return 0
 
 
-def _run(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str]) -> BaseException | None:
-    """Train. Show why that failed, and return the error."""
-    try:
-        run_work(work, scaling, run, sys_path=sys_path)
-    except (DistrainError, KeyboardInterrupt) as error:
-        show_error(error)
-        return error
-    return None
-
-
 class _Beginning(Observer):
     """It notes the run directory."""
 
@@ -175,33 +171,31 @@ class _Beginning(Observer):
         self.location = fact.location
 
 
-def _run_for_programs(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str]) -> BaseException | None:
+def _run_for_programs(work: Work, scaling: ScalingConfig, run: RunConfig, *, sys_path: list[str]) -> None:
     """Train with everything on stderr, also what native code prints, and then write an object to stdout."""
-    beginning = _Beginning()
+    beginning, error = _Beginning(), None
     sys.stdout.flush()
     with open(os.dup(1), "wb") as own:
         os.dup2(2, 1)
         try:
-            error = _run(work, scaling, replace(run, callbacks=[beginning]), sys_path)
+            run_work(work, scaling, replace(run, callbacks=[beginning]), sys_path=sys_path)
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
             sys.stdout.flush()
             os.dup2(own.fileno(), 1)
-    found = {} if beginning.location is None else details_of(run_at(locate(beginning.location)))
-    text = found.get("error") or (None if error is None else str(error) or None)
-    write_json("run", exit_code=exit_code_of(error), **{"run": None, **found, "error": text})
-    return error
+            found = {} if beginning.location is None else details_of(run_at(locate(beginning.location)))
+            text = found.get("error") or (None if error is None else str(error) or None)
+            write_json("run", exit_code=exit_code_of(error), **{"run": None, **found, "error": text})
 
 
 def _check(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str], options: argparse.Namespace) -> int:
     """Check the hosts and show a table of them. Return 0, or 1 if there is a problem."""
     from rich.console import Console
 
-    try:
-        with log_level(run.log_level):
-            findings, hosts = check_hosts(work, scaling, run, sys_path=sys_path)
-    except (DistrainError, KeyboardInterrupt) as error:
-        show_error(error)
-        return exit_code_of(error)
+    with log_level(run.log_level):
+        findings, hosts = check_hosts(work, scaling, run, sys_path=sys_path)
     if options.json:
         write_json("check", **as_json(findings, hosts))
     else:

@@ -13,7 +13,7 @@ import os
 import re
 import types
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from distrain.api import config as configs
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
@@ -21,7 +21,7 @@ from distrain.hosts.cpu_topology import parse_list
 from distrain.system.text import size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from dataclasses import Field
 
     Config = TypeVar("Config")
@@ -110,10 +110,9 @@ def named_options() -> dict[str, str]:
 
 def add_options_of(config: type, add: Callable[..., object]) -> None:
     """Add the options of a config with a method ``add_argument``. Raises TypeError for a field of an unknown type."""
-    hints = get_type_hints(config, vars(configs), {"AbstractFileSystem": object, "Tracker": object})
-    about = _descriptions(config)
+    kinds, about = configs.types_of(config), _descriptions(config)
     for field in fields_with_option(config):
-        keywords = _keywords(field, hints[field.name], about.get(field.name, "")) | _KEYWORDS.get(field.name, {})
+        keywords = _keywords(field, kinds[field.name], about.get(field.name, "")) | _KEYWORDS.get(field.name, {})
         add(*names_of(field.name), dest=field.name, **keywords)
 
 
@@ -122,31 +121,26 @@ def config_from(config: type[Config], options: argparse.Namespace, **others: Any
     return config(**{field.name: getattr(options, field.name) for field in fields_with_option(config)}, **others)
 
 
-def _keywords(field: Field[Any], hint: Any, about: str) -> dict[str, Any]:
+def _keywords(field: Field[Any], kinds: Sequence[Any], about: str) -> dict[str, Any]:
     """Return the keywords for argparse that follow from a field."""
     default = None if field.default is MISSING else field.default
     if isinstance(default, bool):
         return {"action": "store_false" if default else "store_true", "default": default, "help": about}
-    kinds = [one for one in get_args(hint) if one is not type(None)] if _is_union(hint) else [hint]
     is_size = field.name.endswith("_bytes")
     shown = f"{default:g}" if isinstance(default, float) else size(default or 0) if is_size else default
     keywords = {"default": default, "help": f"{about} (default: {shown})" if shown not in (None, ()) else about}
     if get_origin(kinds[0]) is Literal:
         return keywords | {"choices": get_args(kinds[0])}
     if kinds[0] not in (int, float, str) and field.name not in _KEYWORDS:
-        raise TypeError(f"{field.name}: there is no rule for options of type {hint}; add it to one of the tables above")
+        raise TypeError(f"{field.name}: no rule for options of type {kinds[0]}; add it to one of the tables above")
     kind, metavar = kinds[0], {float: "SECONDS", int: "N"}.get(kinds[0], "NAME")
     if os.PathLike in {get_origin(one) for one in kinds}:
         metavar = PATH
     if is_size:
         kind, metavar = _size, "SIZE"
-    if kind is not str and len(kinds) < len(get_args(hint)):
+    if kind is not str and kinds[-1] is types.NoneType:
         kind = _or_none(kind)
     return keywords | {"type": kind, "metavar": metavar}
-
-
-def _is_union(hint: Any) -> bool:
-    return get_origin(hint) in (Union, types.UnionType)
 
 
 def _or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.ray_names import AS_RAY, is_asked_for_as_ray
 from distrain.api.tracker import VARIABLE as TRACKERS
 from distrain.api.tracker import parse_tracker
-from distrain.cli.run.config_options import CONFIGS
 from distrain.cli.run.options import environment_variables, is_function
 from distrain.cli.run.target import work_of, workers_path
 from distrain.system.log import warn
@@ -28,7 +26,6 @@ VARIABLES = {**_HOSTS, "transport": "DISTRAIN_TRANSPORT", "ssh_args": "DISTRAIN_
 """Options, and the variables that do the same for a fit()."""
 _OTHERS = {"as_ray", "env", "tracker", "target", "arguments", "module", "on", "no_config"}
 """Further options that have a meaning here."""
-_CONFIG_FIELDS = {"nproc_per_node": "num_workers"}
 
 
 def is_for_ray(options: argparse.Namespace) -> bool:
@@ -63,17 +60,14 @@ def driver_of(parser: Parser, options: argparse.Namespace, user_path: Sequence[s
     return drive
 
 
-def _refuse_others(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+def _refuse_others(parser: Parser, options: argparse.Namespace) -> None:
     """Raise ValueError for an option that would start workers, or do something else than to run the script."""
     for action in parser._actions:
-        known = action.dest in (*VARIABLES, *_OTHERS) or not hasattr(options, action.dest)
+        known = action.dest in (*VARIABLES, *_OTHERS, *parser.sources) or not hasattr(options, action.dest)
         if not known and getattr(options, action.dest) != action.default:
-            field = _CONFIG_FIELDS.get(action.dest, action.dest)
-            homes = (config.__name__ for config in CONFIGS if field in {one.name for one in fields(config)})
-            home = next(homes, None)
-            cure = f"write {home}({field}=...) there" if home else "leave it out"
             asked = "--as-ray" if options.as_ray else f"{AS_RAY}={os.environ[AS_RAY]}"
-            raise ValueError(f"{action.option_strings[0]}: with {asked}, the script calls fit() itself; {cure}")
+            option = action.option_strings[0]
+            raise ValueError(f"{option}: with {asked}, the script calls fit() itself; set it in its configs instead")
 
 
 def _follow(options: argparse.Namespace) -> None:

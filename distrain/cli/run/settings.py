@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from distrain.cli.run.config_file import layers
@@ -27,68 +28,58 @@ _NOT_IN_FILES |= {"nnodes", "run_path", "standalone", *(name.replace("-", "_") f
 
 
 def parse_with_file(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line whose defaults are in the config file. The parser's errors then name their places there.
+    """Parse a command line in front of which the config file puts words. The parser's errors name their places there.
 
     Raises SystemExit for a wrong file or command line.
     """
     options = parse(parser, arguments)
     if options.no_config:
         return options
+    words: dict[str, list[str]] = {}
     try:
         for layer in layers(options.on):
-            _set_defaults(parser, layer)
-    except (WrongArgument, argparse.ArgumentError, OSError) as error:
+            _add_words(parser, words, layer)
+    except (WrongArgument, OSError) as error:
         parser.error(str(error))
-    options = parse(parser, arguments)
     typed = {name for name, value in vars(options).items() if value is not parser.get_default(name)}
-    _forget_replaced(parser, typed)
-    return parse(parser, arguments)
+    _forget_rivals(parser, words, typed)
+    parser.sources = {name: place for name, place in parser.sources.items() if name not in typed}
+    return parse(parser, [*chain.from_iterable(words.values()), *arguments])
 
 
-def _set_defaults(parser: Parser, layer: Layer) -> None:
-    """Have a parser take the options of a config file for its defaults. Raises WrongArgument or ArgumentError."""
-    known = _options_for_files(parser)
-    _forget_replaced(parser, {known[key].dest for key in layer.options if key in known})
+def _add_words(parser: Parser, words: dict[str, list[str]], layer: Layer) -> None:
+    """Add the options of a config file, in place of those of an earlier layer; repeated ones add up."""
+    every = ((name, action) for action in parser._actions for name in action.option_strings)
+    known = {name.removeprefix("--"): action for name, action in every if action.dest not in _NOT_IN_FILES}
+    _forget_rivals(parser, words, {known[key].dest for key in layer.options if key in known})
     for key, value in layer.options.items():
-        place = f"{layer.label}{key}"
         if key not in known:
-            raise WrongArgument(f"{place}: config files have no option {key}{did_you_mean(key, known)}")
-        parser.sources[known[key].dest] = place
-        parser.set_defaults(**{known[key].dest: _value(parser, layer, known[key], value)})
+            raise WrongArgument(f"{layer.label}{key}: config files have no option {key}{did_you_mean(key, known)}")
+        action = known[key]
+        parser.sources = {**parser.sources, action.dest: f"{layer.label}{key}"}
+        before = words.get(action.dest, []) if isinstance(action, argparse._AppendAction) else []
+        words[action.dest] = [*before, *_words(layer, action, value)]
 
 
-def _forget_replaced(parser: Parser, given: Set[str]) -> None:
-    """Have a parser forget what is from the config file for options that are given in a layer above."""
-    rivals = {_RIVALS[name] for name in given & _RIVALS.keys()} - given
-    parser.set_defaults(**dict.fromkeys(rivals))
-    parser.sources = {name: place for name, place in parser.sources.items() if name not in given | rivals}
+def _forget_rivals(parser: Parser, words: dict[str, list[str]], given: Set[str]) -> None:
+    """Forget the rivals of options that are given in a layer above."""
+    for rival in {_RIVALS[name] for name in given & _RIVALS.keys()} - given:
+        words.pop(rival, None)
+        parser.sources.pop(rival, None)
 
 
-def _value(parser: Parser, layer: Layer, action: argparse.Action, value: Any) -> Any:
-    """Return the value of an option as the parser would from the command line; repeated ones add up."""
+def _words(layer: Layer, action: argparse.Action, value: Any) -> list[str]:
+    """Return an option as it would be typed."""
+    option = action.option_strings[0]
     if action.nargs == 0:
         if not isinstance(value, bool):
-            raise WrongArgument(f"{action.option_strings[0]}: must be true or false, got {value!r}")
-        return action.const if value else not action.const
+            raise WrongArgument(f"{option}: must be true or false, got {value!r}")
+        return [option] * value
     if isinstance(value, dict):
         value = [f"{name}={_typed(item)}" for name, item in value.items()]
-    adds_up = isinstance(action, argparse._AppendAction)
-    if action.metavar == PATH and not adds_up:
-        return layer.path(value)
     convert = layer.path if action.metavar == PATH else _typed
     texts = [convert(item) for item in (value if isinstance(value, list) else [value])]
-    if adds_up:
-        return [*(action.default or ()), *texts]
-    return parser._get_values(action, [",".join(texts)])
-
-
-def _options_for_files(parser: Parser) -> dict[str, argparse.Action]:
-    return {
-        name.removeprefix("--"): action
-        for action in parser._actions
-        for name in action.option_strings
-        if action.dest not in _NOT_IN_FILES
-    }
+    return [f"{option}={text}" for text in (texts if isinstance(action, argparse._AppendAction) else [",".join(texts)])]
 
 
 def _typed(value: Any) -> str:

@@ -16,19 +16,17 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distrain.coordinator.run import hydra_job
+from distrain.hosts.inspection import package_versions
 from distrain.storage.runs.listing import differing, settings_in
 from distrain.system import __version__, process
 from distrain.system.secrets import HIDDEN, hidden, is_secret
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-_PACKAGES = {
-    "torch", "numpy", "tensorflow", "jax", "lightning", "transformers", "accelerate", "datasets", "xgboost", "lightgbm",
-}  # fmt: skip
+_PACKAGES = (
+    "accelerate", "datasets", "jax", "lightgbm", "lightning", "numpy", "tensorflow", "torch", "transformers", "xgboost",
+)  # fmt: skip
 """Packages whose versions are noted."""
 _DESCRIBE = ("git", "--no-optional-locks", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
 """It writes the commit, with ``-dirty`` if a tracked file differs from it. It changes nothing."""
@@ -62,9 +60,8 @@ class RunFacts:
             "user": _user(),
             "distrain": __version__,
             "python": sys.version.split()[0],
-            "versions": _versions(sys.path),
+            "versions": _versions(),
             "argv": without_secrets(sys.argv),
-            **plain(hydra_job.facts()),
         }
         self._git: process.Process | None = None
 
@@ -121,19 +118,9 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _versions(path: Iterable[str]) -> dict[str, str]:
-    """Return the versions of some packages by the names of their directories, as reading their metadata takes long."""
-    found: dict[str, str] = {}
-    for folder in path:
-        try:
-            names = os.listdir(folder or ".")
-        except OSError:
-            continue
-        for name in names:
-            package, dash, version = name.removesuffix(".dist-info").partition("-")
-            if dash and name.endswith(".dist-info") and package in _PACKAGES:
-                found.setdefault(package, version)
-    return dict(sorted(found.items()))
+def _versions() -> dict[str, str]:
+    found = package_versions(_PACKAGES, list(map(os.fspath, sys.path)))
+    return {name: version for name, version in found.items() if version}
 
 
 # -- changes ---------------------------------------------------------------------------------------------------------

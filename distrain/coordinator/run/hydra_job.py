@@ -1,4 +1,4 @@
-"""``fit()`` inside ``@hydra.main``: its config, its output directory, its overrides. Runs in: coordinator.
+"""``fit()`` inside ``@hydra.main``: its config and its output directory. Runs in: coordinator.
 
 Nothing here imports Hydra: without it there is nothing to do.
 """
@@ -43,14 +43,6 @@ def beside_output(run: RunConfig) -> RunConfig:
     if run.storage_path is not None or run.storage_filesystem is not None or (job := _job()) is None:
         return run
     return replace(run, storage_path=os.path.dirname(job.runtime.output_dir))
-
-
-def facts() -> dict[str, Any]:
-    """Return what a run's record says about Hydra; ``{}`` outside of ``@hydra.main``."""
-    job = _job()
-    if job is None:
-        return {}
-    return {"hydra": {"output_dir": job.runtime.output_dir, "overrides": list(job.overrides.task)}}
 
 
 def _job() -> Any:

@@ -107,12 +107,9 @@ class Run(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Its settings, overrides of Hydra among them; ``arguments`` are those of a script that the ranks run."""
-        arguments, hydra = self.manifest.get("arguments"), self.manifest.get("hydra")
-        overrides = hydra.get("overrides") if isinstance(hydra, dict) else None
-        words = (str(one).lstrip("+~").partition("=") for one in (overrides if isinstance(overrides, list) else ()))
-        named = {name.replace(".", "/"): value for name, _, value in words}
-        return {**({"arguments": arguments} if arguments else {}), **named, **settings_in(self.manifest)}
+        """Its settings; ``arguments`` are those of a script that the ranks run."""
+        arguments = self.manifest.get("arguments")
+        return {**({"arguments": arguments} if arguments else {}), **settings_in(self.manifest)}
 
     @property
     def location(self) -> Path | RemotePath:

@@ -21,8 +21,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--num-workers", "2"], "--num-workers: with --as-ray, the script calls fit() itself; write ScalingConfig"),
-        (["--nproc-per-node", "2"], "write ScalingConfig(num_workers=...) there"),
+        (["--num-workers", "2"], "--num-workers: with --as-ray, the script calls fit() itself; set it in its configs"),
+        (["--nproc-per-node", "2"], "set it in its configs instead"),
         (["--hosts", "alpha:0"], "alpha"),
         (["--tracker", "nonsense"], "there is no tracker 'nonsense'"),
         (["--env", "NOT_SET_HERE"], "--env NOT_SET_HERE: is not set here"),

@@ -51,7 +51,7 @@ def make_whole_run(storage: Path) -> Path:
         storage, "run", status="failed", attempts=[{**attempt, "failure": "rank 0: boom"}, second],
         changes=[{"attempt": 1, "lines": ["lr 0.1 → 0.01"]}], train_loop_config={"lr": 0.1, "nested": {"a": [1]}},
         run_config={"log_dir": None}, checkpoint_config={"num_to_keep": 2}, git={"commit": "c", "dirty": True},
-        hydra={"overrides": ["a=1"], "output_dir": "o"}, versions={"torch": "2"}, user="me", host="alpha", pid=1,
+        versions={"torch": "2"}, user="me", host="alpha", pid=1,
         exit_code=1,
     )  # fmt: skip
     add_reports(run, {"loss": 1.0}, {"loss": 0.5, "eval": {"score": 1}})

@@ -68,7 +68,8 @@ def start(run: RunDirectory, tracker: Tracker | None = None) -> TrackerLog:
 
 
 def report(log: TrackerLog, number: int, progress: Any = None, **metrics: Any) -> None:
-    log.report(number, metrics or {"loss": 0.5}, progress, 1.0, 0)
+    known = {"metrics": metrics or {"loss": 0.5}, "progress": progress, "time": 1.0, "attempt": 0}
+    log.report({"step": number, **known})
 
 
 def test_a_tracker_is_told_of_the_run(run: RunDirectory) -> None:
@@ -155,7 +156,7 @@ def test_the_last_reports_that_were_left_out_come_from_the_files_at_the_end(run:
     root = run.paths.root
     status = RunStatus(str(root), started=0.0)
     began = RunBegan("id", "run", str(root), root, in_process=False)
-    slow = TrackerObserver(Recorder(), began, status, root / "tracker.log")
+    slow = TrackerObserver(Recorder(), began, status)
     begun = AttemptBegan(0, ["here"], 1.0)
     first, last = (Reported(0, n, n, {"loss": 0.5}, None, 1.0) for n in (1, 2))
     for fact in (begun, first, last):

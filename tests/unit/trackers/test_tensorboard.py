@@ -36,7 +36,7 @@ def start(run: RunDirectory, **options: Any) -> TrackerLog:
 def test_metrics_become_scalars_also_nan(run: RunDirectory, tmp_path: Path) -> None:
     run.report(1, loss=0.5, eval={"acc": True}, note="text")
     log = start(run, directory=tmp_path / "board")
-    log.report(2, {"loss": math.nan}, None, 2.0, 0)
+    log.report({"step": 2, "metrics": {"loss": math.nan}, "time": 2.0, "attempt": 0})
     log.finish("finished")
     found = scalars(tmp_path / "board")
     assert found["eval/acc"] == [(1, 1.0)]
