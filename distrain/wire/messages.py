@@ -769,13 +769,11 @@ class Running(FromWorker):
 
 @message
 class DebuggerSays(FromWorker):
-    """Output of the debugger of a rank for its user: pdb's for a terminal, debugpy's for an editor.
+    """Output of the pdb of a rank for the terminal of its user.
 
     stopped: why the rank waits for the user, such as ``has stopped in load_batch (train.py:31)``; empty if it does not
     wait. Then ``body`` ends with the prompt of pdb. closed: the rank continues without the debugger, and, if it is not
     empty, for this reason.
-
-    The first message from debugpy has the rank's working directory as its body.
 
     Worker -> coordinator -> ``distrain debug``.
     """
@@ -789,13 +787,13 @@ class DebuggerSays(FromWorker):
 class DebuggerInput(ToWorker):
     """Input from the user of a debugger; empty if they are gone.
 
-    opens: the debugger to open first, pdb or debugpy. pdb opens at the line where the main thread is.
+    opens: open pdb at the line where the main thread is.
 
     ``distrain debug`` -> coordinator -> agent -> worker.
     """
 
     body: bytes = b""
-    opens: str = ""
+    opens: bool = False
 
 
 @message

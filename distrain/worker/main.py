@@ -85,7 +85,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     run = context.get_storage().experiment_fs_path
     fetch_with(session.fetch_checkpoint, run, lacks_storage=not context.sees_storage)
     sampler = VitalsSampler(session, spec.vitals_s)
-    sampler.poll = lambda: debugger.has_editor or session.poll()
+    sampler.poll = session.poll
 
     def ended(error: BaseException | None) -> None:
         try:

@@ -25,7 +25,8 @@ _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _COLLECTIVE_FILES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
 _CHANNEL_FILE = os.path.join(_OWN_FILES, "wire", "channel.py")
 """Files whose functions wait in native code for other ranks."""
-_DEBUGGER_FILES = {os.path.join(_OWN_FILES, "worker", name) for name in ("debugger.py", "remote_pdb.py")}
+_DEBUGGER_FILES = re.compile(r"/distrain/worker/(debugger|remote_pdb)\.py$|/debugpy/")
+"""Those of distrain's debugger, and of one that the user's code has started."""
 _WAITING_FUNCTIONS = {"_engine_run_backward", "synchronize"}
 """Functions of torch: DDP waits for other ranks in backward(), and a GPU waits for them in its queue."""
 _WAITING_CALL = re.compile(r"\.(wait|item|cpu|tolist|synchronize)\(\)")
@@ -160,7 +161,7 @@ def is_asking(frame: FrameType) -> bool:
 
 def is_in_debugger(frame: FrameType) -> bool:
     """Return whether the debugger of the rank has stopped a thread, or is about to."""
-    return any(one.f_code.co_filename in _DEBUGGER_FILES for one in outwards(frame))
+    return any(_DEBUGGER_FILES.search(one.f_code.co_filename) for one in outwards(frame))
 
 
 def is_in_collective(frame: FrameType) -> bool:
