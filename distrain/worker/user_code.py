@@ -242,7 +242,7 @@ def _pickled_value(value: object) -> bytes:
     try:
         return pickled(value)
     except Exception as error:
-        culprit = describe_unpicklable("return_value", value)
+        culprit = describe_unpicklable(("return_value", value))
         warn(
             f"train_func has finished, but Result.return_value is None: {culprit} cannot be pickled: "
             f"{_one_line(error)}. Return plain data, or save it in a checkpoint."

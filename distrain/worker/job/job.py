@@ -28,7 +28,7 @@ from distrain.system.text import did_you_mean
 from distrain.worker.job import early_variables
 from distrain.worker.job.functions import call_with_config, check_signature, name_of
 from distrain.worker.job.preload import makes_optimizers, third_party_modules
-from distrain.worker.job.unpicklable import NamedValue, find_unpicklable
+from distrain.worker.job.unpicklable import NamedValue, describe_unpicklable
 
 if TYPE_CHECKING:
     import types
@@ -255,9 +255,8 @@ def _sources_without_files() -> dict[str, list[str]]:
 
 def _explanation(work: Work, error: BaseException) -> str:
     kind = "validation" if isinstance(work, FunctionWork) and work.validates else "training"
-    path, culprit = find_unpicklable(work.parts()) or (f"the {kind} function", object())
     return (
-        f"cannot pickle {path} ({type(culprit).__module__}.{type(culprit).__qualname__}): {error}. "
+        f"cannot pickle {describe_unpicklable(*work.parts())}: {error}. "
         f"It goes to another process: create it inside the {kind} function, or leave it out of the config."
     )
 
