@@ -58,8 +58,7 @@ class ScalingConfig:
     resources_per_worker: any of ``CPU`` (cores), ``GPU`` (devices; a fraction shares one) and ``memory`` (bytes).
         Before the run starts, distrain checks that the hosts have them. It limits nothing afterwards.
     numa_binding: ``node`` binds each worker to the CPUs of its GPU's NUMA node, as ``torchrun --numa-binding node``
-        does. Without GPUs, the nodes of a host are divided among its workers in order. By default, workers may use all
-        CPUs that the host has for them.
+        does. It needs ``use_gpu``. By default, workers may use all CPUs that the host has for them.
     interface: the network interface over which workers of different hosts connect, such as ``"ib0"``; or several, of
         which each host uses the first that it has: ``"ib0,eth1"``. By default, the one that leads to rank 0's host.
     start_method: ``forkserver`` forks the workers from a process that has imported torch already; ``spawn`` starts a

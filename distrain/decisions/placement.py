@@ -247,8 +247,7 @@ def prepare_message(request: RunRequest, host: str, workers: int) -> wire.Prepar
         is_local=settings.is_local,
         workers=workers,
         body=request.job.blob,
-        numa_binding=request.scaling.numa_binding or "",
-        gpus_per_worker=request.scaling.gpus_per_worker,
+        binds_to_cpus=request.scaling.numa_binding is not None,
     )
 
 

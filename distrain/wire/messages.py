@@ -136,8 +136,7 @@ class Prepare(Message):
 
     body: the pickled job. lease_s: seconds of silence after which agent and coordinator count each other as lost.
     is_local: the host is the coordinator's own, reached without ssh. workers: how many there will be. python: their
-    interpreter; empty for the agent's own. numa_binding: see :class:`~distrain.api.config.ScalingConfig`; empty for
-    none.
+    interpreter; empty for the agent's own. binds_to_cpus: each worker may only use the CPUs near its GPU.
 
     Coordinator -> agent.
     """
@@ -152,8 +151,7 @@ class Prepare(Message):
     workers: int
     body: bytes
     python: str = ""
-    numa_binding: str = ""
-    gpus_per_worker: float = 0
+    binds_to_cpus: bool = False
 
 
 @message
