@@ -212,7 +212,7 @@ class Agent:
             self._memory.finish_storing(partial(beat, self._beats_fd, _FIRST_LEASE_S))
         scratch.remove(self._scratch_path)
         self._setup.end()
-        self._queries.release_ports()
+        self._queries.release_port()
         self._up.flush()
         if self._beats_fd >= 0 and os.getppid() == self._guard:
             process.kill(self._guard, signal.SIGCONT)  # a guard that was stopped continues, and ends with this agent
@@ -246,7 +246,7 @@ class Agent:
                 self._prepare(self._setup.prepare(message))
             case wire.ProbeHost():
                 self._queries.probe(self._setup.probe(message))
-            case wire.ReservePorts():
+            case wire.ReservePort():
                 self._queries.reserve(message)
             case wire.Start():
                 self._queries.look_up(interface_variables, message.rendezvous, partial(self._try_to_start, message))
@@ -529,7 +529,7 @@ class Agent:
         self._kill_descendants()
         self._loop.cancel("kill")
         self._watch.end()
-        self._queries.release_ports()
+        self._queries.release_port()
         self._started = False
         self._up.queue(wire.HostIdle(attempt=self._attempt))
 

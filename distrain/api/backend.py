@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from distrain.system.arguments import check_type
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from distrain.api.context import TrainContext
-    from distrain.hosts.world import RankPlan, WorldPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +46,6 @@ class BackendConfig:
 
     defaults: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Environment variables of all ranks, unless the user has set them."""
-
-    has_endpoints: ClassVar[bool] = False
-    """True if every rank listens at a TCP port that all others know. The rank's host reserves the port."""
-
-    def environment(self, plan: WorldPlan, rank: RankPlan, endpoints: Sequence[str]) -> dict[str, str]:
-        """Return environment variables of one rank, in addition to torchrun's. Runs in the coordinator, without I/O.
-
-        endpoints: address and port of every rank, such as ``10.0.0.1:4711``, if the backend has endpoints.
-        """
-        return {}
 
     def setup(self, context: TrainContext) -> None:
         """Set up the framework, in the worker before train_func (not before a script)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -159,15 +159,10 @@ def _shortage(host: str, workers: int, name: str, each: float, needed: float, av
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """The addresses at which the ranks of an attempt connect to each other.
-
-    address, port: MASTER_ADDR and MASTER_PORT, on rank 0's host.
-    endpoints: address and port of every rank, if the backend needs them.
-    """
+    """Where the ranks of an attempt connect to each other: MASTER_ADDR and MASTER_PORT, on rank 0's host."""
 
     address: str
     port: int
-    endpoints: Sequence[str] = field(default_factory=list)
 
 
 def worker_spec(
@@ -189,7 +184,6 @@ def worker_spec(
         environment={
             **rank_environment(request, plan, rank, rendezvous, attempt),
             **{name: first[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in first},  # the user's own
-            **request.backend.environment(plan, rank, rendezvous.endpoints),
         },
         defaults={**rendezvous_network(plan, rank.node_rank), **RANK_DEFAULTS, **request.backend.defaults},
         checkpoint=checkpoint,
@@ -267,25 +261,6 @@ def rendezvous_address(plan: WorldPlan, *, wanted: str | None = None, found: str
     Raises LaunchError if other hosts cannot reach rank 0's host at any known address.
     """
     return _address_of(plan, plan.hosts[0], wanted=wanted, found=found)
-
-
-def endpoints_of(
-    plan: WorldPlan, found: Mapping[str, str], ports: Mapping[str, Sequence[int]], *, wanted: str | None = None
-) -> list[str]:
-    """Return the address and port of every rank, such as ``10.0.0.1:4711``.
-
-    found: the address that each host has found by itself, or an empty string.
-    ports: the ports of each host, in the order of its ranks.
-    wanted: the address of rank 0's host that the user has set.
-
-    Raises LaunchError as :func:`rendezvous_address` does.
-    """
-    endpoints = []
-    for host in plan.hosts:
-        address = _address_of(plan, host, wanted=wanted if host == plan.hosts[0] else None, found=found[host])
-        shown = f"[{address}]" if ":" in address else address
-        endpoints += [f"{shown}:{port}" for port in ports[host]]
-    return endpoints
 
 
 def _address_of(plan: WorldPlan, host: str, *, wanted: str | None, found: str) -> str:

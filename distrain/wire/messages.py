@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 28
+WIRE_VERSION = 29
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -214,29 +214,28 @@ class Close(Message):
 
 
 @message
-class ReservePorts(Message):
-    """Keep this many TCP ports for the attempt.
+class ReservePort(Message):
+    """Keep a TCP port for the rendezvous of the attempt.
 
     peer: the address of another host, if this host has to find out its own address; else empty.
 
-    Coordinator -> agent; answered by :class:`RendezvousPorts`.
+    Coordinator -> agent; answered by :class:`RendezvousPort`.
     """
 
     attempt: int
-    ports: int
     peer: str = ""
 
 
 @message
-class RendezvousPorts(OfAttempt):
-    """The ports are bound, and stay bound until the attempt has ended.
+class RendezvousPort(OfAttempt):
+    """The port is bound, and stays bound until the attempt has ended.
 
     address: the address by which ``peer`` can reach this host; empty if there was no peer.
 
     Agent -> coordinator.
     """
 
-    ports: list[int]
+    port: int
     address: str = ""
 
 
