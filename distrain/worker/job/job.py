@@ -159,6 +159,7 @@ class ScriptWork(Work):
     module: the name of the module, instead of ``path``.
     launched_in: the directory in which the launcher found the script; workers may be in another.
     imports_alone: nothing must be imported before the script, because it sets variables that libraries read then.
+    uses_hydra: it names Hydra.
     """
 
     path: str | None = None
@@ -166,6 +167,7 @@ class ScriptWork(Work):
     argv: list[str] = field(default_factory=list)
     launched_in: str = ""
     imports_alone: bool = False
+    uses_hydra: bool = False
     initialises_backend: bool = False
 
     @property
@@ -175,8 +177,8 @@ class ScriptWork(Work):
     def run(self) -> None:
         from distrain.worker.job import hydra_script, main_module
 
-        if current.session is not None:  # there is none under --as-ray
-            hydra_script.share_directory(current.session.context)
+        if self.uses_hydra and current.session is not None:  # there is none under --as-ray
+            hydra_script.set_defaults(current.session.context)
         early_variables.watch()
         sys.argv = [self.module or _existing(self.path or "", self.launched_in), *self.argv]
         flags = ["-u", *subprocess._args_from_interpreter_flags(), *["-m"] * bool(self.module)]  # type: ignore[attr-defined]
