@@ -53,6 +53,7 @@ _CURES = {
     "distrain.torch.get_device(), the device of each rank, instead of .cuda(). Workers have GPUs only with "
     "ScalingConfig(use_gpu=True), or --use-gpu",
     "^'DistributedDataParallel' object has no attribute": "prepare_model() has wrapped your model: it is model.module",
+    "Unable to find address for: ": "this host lacks that network interface; correct GLOO_SOCKET_IFNAME, or unset it",
     "can only torch.load from a file": "get_checkpoint() returns None in a new run, else a Checkpoint, whose files are "
     "in a directory: `with checkpoint.as_directory() as folder: torch.load(f'{folder}/model.pt')`",
 }
@@ -93,8 +94,8 @@ class TorchConfig(BackendConfig):
     def setup(self, context: TrainContext) -> None:
         """Choose the device and join the process group, also for a single worker, so that scripts need no special case.
 
-        Raises ValueError for nccl without a GPU or among workers that share one, and for a network interface that this
-        host lacks, RuntimeError if there is a process group already.
+        Raises ValueError for nccl without a GPU or among workers that share one, RuntimeError if there is a process
+        group already.
         """
         torch = require("torch")
         from torch import distributed
@@ -113,8 +114,6 @@ class TorchConfig(BackendConfig):
                 f"TorchConfig.backend={backend!r}: NCCL needs GPUs, and this worker has none: leave it out, which "
                 "means gloo, or ask for GPUs with ScalingConfig(use_gpu=True)"
             )
-        if "gloo" in backend:
-            _check_interface()
         if context.world_rank:
             _await_store(self.timeout_s)
         _join_group(backend, _nccl_device(context, backend), timedelta(seconds=self.timeout_s))
@@ -212,17 +211,6 @@ def _has_trained_alone() -> bool:
         return "pg_config" not in seen
     groups = list(distributed.distributed_c10d._world.pg_map)
     return len(groups) == 1 and not groups[0]._get_sequence_number_for_group()  # type: ignore[attr-defined]
-
-
-def _check_interface() -> None:
-    """Raise ValueError if the user wants gloo to use a network interface that this host does not have."""
-    wanted = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    known = [name for _, name in socket.if_nameindex()]
-    if missing := [name for name in wanted.split(",") if name and ":" not in name and name not in known]:  # no alias
-        raise ValueError(
-            f"GLOO_SOCKET_IFNAME={wanted}: this host has no network interface {missing[0]}, but {', '.join(known)}; "
-            "correct the variable, or leave it out"
-        )
 
 
 def _await_store(timeout_s: float) -> None:

@@ -49,7 +49,8 @@ class Debugger:
 
     @cached_property
     def _pdb(self) -> RemotePdb:
-        from distrain.worker.remote_pdb import RemotePdb  # it takes some milliseconds
+        from distrain import wire
+    from distrain.worker.remote_pdb import RemotePdb  # it takes some milliseconds
 
         return RemotePdb(self._session)
 
@@ -61,7 +62,7 @@ class Debugger:
         """Set the hooks."""
         signal.signal(DEBUG_SIGNAL, self._on_signal)
         self._session.after_call = self._open_if_due
-        self._session.on_debugger_input = self._on_input
+        self._session.hooks["debugger"] = self._on_input
         sys.breakpointhook = self._on_breakpoint
         if self._rank is not None:
             import pdb  # it takes some milliseconds

@@ -81,7 +81,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     current.session = session
     debugger = Debugger(session, spec.debug_rank)
     debugger.install()
-    session.on_profile = partial(begin_profile, session)
+    session.hooks["profile"] = partial(begin_profile, session)
     run = context.get_storage().experiment_fs_path
     fetch_with(session.fetch_checkpoint, run, lacks_storage=not context.sees_storage)
     sampler = VitalsSampler(session, spec.vitals_s)

@@ -155,14 +155,8 @@ class Session:
         self._vote_at = math.inf
         self.after_call: Callable[[], None] = lambda: None
         """Called after every call that may have kept the debugger from opening; set by it."""
-        self.on_dump: Callable[[], object] = lambda: None
-        """Sends what torch's flight recorder has; set by the sampler."""
-        self.on_question: Callable[[], object] = lambda: None
-        """Sends again whether the main thread stands still; set by the sampler."""
-        self.on_profile: Callable[[float], object] = lambda seconds: None
-        """Begins a profile of this rank; set by :mod:`distrain.worker.main`."""
-        self.on_debugger_input: Callable[[wire.DebuggerInput], None] = lambda message: None
-        """Passes on what the user of the debugger sends; set by it."""
+        self.hooks: dict[str, Callable[[Any], object]] = {}
+        """What the sampler, the profiler or the debugger does with a question for it: by what a wire.Ask asks for."""
         self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
         self._call = ""
         """The call that holds the lock."""
@@ -726,14 +720,10 @@ class Session:
                 self._stop_at = call
             case wire.StopDecision(call=call):
                 self._vote_at = call
-            case wire.DebuggerInput():
-                self.on_debugger_input(message)
-            case wire.Ask(what="standstill"):
-                self.on_question()
-            case wire.Ask(what="flight_recorder"):
-                self.on_dump()
-            case wire.Ask(seconds=seconds):
-                self.on_profile(seconds)
+            case wire.Ask(what=what) if what in self.hooks:
+                self.hooks[what](message)
+            case wire.DebuggerInput() if "debugger" in self.hooks:
+                self.hooks["debugger"](message)
             case wire.Release():
                 self.released = True
 

@@ -56,7 +56,8 @@ class VitalsSampler:
         self._told = ("", "")
         """The state and the place that were sent last."""
         self._told_at = 0.0
-        session.on_question, session.on_dump = self._tell_again, self.dump_recorder
+        session.hooks["standstill"] = lambda _: self._tell_again()
+        session.hooks["flight_recorder"] = lambda _: self.dump_recorder()
 
     def __enter__(self) -> None:
         sys.getswitchinterval, sys.setswitchinterval = SWITCH_FUNCTIONS

@@ -161,11 +161,11 @@ class SimulatedRank:
         told = ("", "")
         asked = False
 
-        def ask() -> None:
+        def ask(_: object) -> None:
             nonlocal asked
             asked = True
 
-        session.on_question = ask
+        session.hooks["standstill"] = ask
         seen = self.world.now
         while not self.is_done:
             self.world.sleep(_SAMPLE_S * (0.6 + 0.3 * self.world.random.random()))
@@ -195,8 +195,8 @@ class SimulatedRank:
         context = TrainContext(**{**spec.context, "devices": tuple(spec.context["devices"])})
         start = context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None
         session = Session(self, context, start)
-        session.on_dump = partial(self._tell_collectives, session)
-        session.on_debugger_input = self._debugger.hear
+        session.hooks["flight_recorder"] = lambda _: self._tell_collectives(session)
+        session.hooks["debugger"] = self._debugger.hear
         session.host = self.agent.host  # type: ignore[attr-defined]
         session._nan_metric, session._skip_to = spec.nan_metric, spec.skip_to
         session._prefers_memory = spec.memory_every is not None
