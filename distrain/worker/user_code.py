@@ -32,7 +32,7 @@ from distrain.system.pickling import pickled
 from distrain.system.text import LIBRARY_FILE, signal_in_words
 from distrain.worker.job.job import ScriptWork, TargetWork
 from distrain.worker.job.unpicklable import describe_unpicklable
-from distrain.worker.places import at, no_collection, outwards, place_of
+from distrain.worker.places import at, no_collection, place_of
 from distrain.worker.reporting.written_files import WrittenFiles
 
 if TYPE_CHECKING:
@@ -203,12 +203,9 @@ def _say_what_is_awaited(main: int) -> None:
         time.sleep(NOTICE_S * 2**times)
         with no_collection():
             frames = sys._current_frames()
-            path = [*itertools.takewhile(lambda one: one.f_code is not exit_process.__code__, outwards(frames[main]))]
-            if path and path[-1].f_code is threading._shutdown.__code__:  # type: ignore[attr-defined]
-                threads = [one for one in threading.enumerate() if not one.daemon and one.ident != main]
-                awaited = {f"the thread {one.name!r}": frames.get(one.ident or 0) for one in threads}
-            else:
-                awaited = {"an exit handler": [*filter(place_of, path[:1]), *path[-1:], None][0]}
+            others = [one for one in threading.enumerate() if not one.daemon and one.ident != main]
+            awaited = {f"the thread {one.name!r}": frames.get(one.ident or 0) for one in others}
+            awaited = awaited or {"an exit handler": frames[main]}
             places = [f"{what}, at {place_of(one) or at(one, one)}" if one else what for what, one in awaited.items()]
         print(f"distrain: the code has ended; waiting for {' and '.join(places)}; Ctrl-C ends it", file=sys.stderr)
 
