@@ -5,6 +5,8 @@ Each framework has a package of its own with a subclass of :class:`BackendConfig
 
 from __future__ import annotations
 
+import re
+import traceback
 import warnings
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -47,6 +49,9 @@ class BackendConfig:
     defaults: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Environment variables of all ranks, unless the user has set them."""
 
+    cures: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Advice about exceptions, by regular expressions for their types and texts, such as ``ValueError: .* shape``."""
+
     def setup(self, context: TrainContext) -> None:
         """Set up the framework, in the worker before train_func (not before a script)."""
 
@@ -73,7 +78,8 @@ class BackendConfig:
 
     def explain(self, error: BaseException) -> str | None:
         """Return advice, in the worker, about an exception whose own text gives none; None for all others."""
-        return None
+        text = "".join(traceback.format_exception_only(error))
+        return next((cure for signs, cure in self.cures.items() if re.search(signs, text)), None)
 
     def portable(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return a dict checkpoint that can be used outside of these workers. Runs in the worker.

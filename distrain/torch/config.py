@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 import socket
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.api import current
@@ -26,6 +26,8 @@ from distrain.worker import flight_recorder
 from distrain.worker.places import names_in_reach
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from distrain.api.context import TrainContext
 
 _group_numbers = itertools.count()
@@ -52,12 +54,12 @@ _CURES = {
     "Found no NVIDIA driver|No CUDA GPUs are available|not compiled with CUDA enabled": "move models and batches to "
     "distrain.torch.get_device(), the device of each rank, instead of .cuda(). Workers have GPUs only with "
     "ScalingConfig(use_gpu=True), or --use-gpu",
-    "^'DistributedDataParallel' object has no attribute": "prepare_model() has wrapped your model: it is model.module",
+    "^AttributeError: 'DistributedDataParallel' object has no attribute": "prepare_model() has wrapped your model: it "
+    "is model.module",
     "Unable to find address for: ": "this host lacks that network interface; correct GLOO_SOCKET_IFNAME, or unset it",
     "can only torch.load from a file": "get_checkpoint() returns None in a new run, else a Checkpoint, whose files are "
     "in a directory: `with checkpoint.as_directory() as folder: torch.load(f'{folder}/model.pt')`",
 }
-"""What to do about errors with such texts, by regular expressions."""
 _MEETING_ELSEWHERE = {"horovod", "mpi4py"}
 """Packages with collectives of their own."""
 
@@ -79,6 +81,7 @@ class TorchConfig(BackendConfig):
     framework: ClassVar[str] = "torch"
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed", "distrain.torch.config", "encodings.idna")
     """Connecting to rank 0 needs the last one."""
+    cures: ClassVar[Mapping[str, str]] = MappingProxyType(_CURES)
 
     backend: str | None = None
     timeout_s: float = 1800
@@ -138,9 +141,6 @@ class TorchConfig(BackendConfig):
         values: list[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(values, value)
         return values
-
-    def explain(self, error: BaseException) -> str | None:
-        return next((cure for signs, cure in _CURES.items() if re.search(signs, str(error))), None)
 
     def portable(self, data: dict[str, Any]) -> dict[str, Any]:
         from distrain.torch.checkpoint import portable

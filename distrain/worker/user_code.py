@@ -30,7 +30,7 @@ from distrain.system.notebook import cell_of, with_cells
 from distrain.system.peer_errors import blames_peer
 from distrain.system.pickling import pickled
 from distrain.system.text import LIBRARY_FILE, signal_in_words
-from distrain.worker.job.job import ScriptWork, TargetWork
+from distrain.worker.job.job import FunctionWork, ScriptWork, TargetWork
 from distrain.worker.job.unpicklable import describe_unpicklable
 from distrain.worker.places import at, no_collection, place_of
 from distrain.worker.reporting.written_files import WrittenFiles
@@ -435,7 +435,7 @@ def _explanation(work: Work | None, error: BaseException, traceback_text: str) -
         text = (
             f"{work.target} is called with the values of --config and --set, a dict; it has to parse arguments itself"
         )
-    elif isinstance(error, KeyError) and getattr(work, "config", None) == {}:
+    elif isinstance(error, KeyError) and isinstance(work, (FunctionWork, TargetWork)) and not work.config:
         text = "the config is empty: train_loop_config=..., or --config and --set, fill it"
     elif "has no attribute 'set_epoch'" in traceback_text:
         text = "prepare_data_loader() gives a loader a sampler that has set_epoch()"

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable, Iterator
 
+    from typing_extensions import Self
+
     from distrain.api.backend import BackendConfig
     from distrain.data.datasets import RunDatasets
     from distrain.errors import RankFailure
@@ -55,6 +57,7 @@ class Work:
 
     before: Callable[[], None] | None = None
     backend: BackendConfig
+    config: dict[str, Any] = field(default_factory=dict)
     run_datasets: RunDatasets | None = None
     initialises_backend: bool = True
 
@@ -67,12 +70,13 @@ class Work:
         """The user's files that the workers load by their paths."""
         return []
 
-    def fresh(self) -> Work:
+    def fresh(self) -> Self:
         """Return a copy for another run in this process, whatever train_func does to its config."""
-        return self
+        return replace(self, config=_copied(self.config))
 
-    def parts(self) -> Iterator[NamedValue]:
-        """Yield the parts that are pickled, with their names for error messages."""
+    def parts(self, config: str = "train_loop_config") -> Iterator[NamedValue]:
+        """Yield the parts that are pickled, with their names for error messages. ``config``: the name of the config."""
+        yield from ((f"{config}[{key!r}]", value) for key, value in self.config.items())
         yield "the backend config", self.backend
         if self.run_datasets is not None:
             yield from ((f"datasets[{name!r}]", dataset) for name, dataset in self.run_datasets.by_name.items())
@@ -87,7 +91,6 @@ class FunctionWork(Work):
     """
 
     function: Callable[..., Any]
-    config: dict[str, Any]
     validates: bool = False
     sources: dict[str, list[str]] = field(default_factory=dict)
 
@@ -96,14 +99,9 @@ class FunctionWork(Work):
             linecache.cache.setdefault(name, (sum(map(len, lines)), None, lines, name))
         return call_with_config(self.function, self.config)
 
-    def fresh(self) -> FunctionWork:
-        return replace(self, config=_copied(self.config))
-
-    def parts(self) -> Iterator[NamedValue]:
-        config = "ValidationTaskConfig.fn_kwargs" if self.validates else "train_loop_config"
+    def parts(self, config: str = "train_loop_config") -> Iterator[NamedValue]:
         yield name_of(self.function), self.function
-        yield from ((f"{config}[{key!r}]", value) for key, value in self.config.items())
-        yield from super().parts()
+        yield from super().parts("ValidationTaskConfig.fn_kwargs" if self.validates else config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +113,6 @@ class TargetWork(Work):
     """
 
     target: str
-    config: dict[str, Any]
     argv: list[str] = field(default_factory=list)
     launched_in: str = ""
 
@@ -126,13 +123,6 @@ class TargetWork(Work):
     def files(self) -> list[str]:
         home = self.target.rpartition(":")[0]
         return [os.path.join(self.launched_in, home)] if home.endswith(".py") else []
-
-    def fresh(self) -> TargetWork:
-        return replace(self, config=_copied(self.config))
-
-    def parts(self) -> Iterator[NamedValue]:
-        yield from ((f"train_loop_config[{key!r}]", value) for key, value in self.config.items())
-        yield from super().parts()
 
     def _load(self) -> Callable[..., Any]:
         home, _, name = self.target.rpartition(":")
