@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import DataLoader, IterableDataset
 
 from distrain.torch.device import get_device
-from distrain.torch.progress import SamplerProgress, counted, progress_of, timed
+from distrain.torch.progress import SamplerProgress, counted, progress_of
 from distrain.torch.reproducibility import loader_generator, order_seed
 from distrain.torch.sampler import is_distributed, is_plain, shared
 from distrain.torch.transfer import on_device
@@ -143,7 +143,7 @@ class _PreparedLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         loop = self._progress.begin()
         batches = on_device(super().__iter__(), self._device, ahead=self._auto_transfer)
-        return counted(timed(batches, self._session), self._progress, loop)
+        return counted(batches, self._progress, loop, self._session)
 
 
 # -- the results of all ranks ------------------------------------------------------------------------------------------

@@ -48,10 +48,16 @@ def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> P
     return progress
 
 
-def counted(batches: Iterator[Any], progress: Progress, loop: DataLoop) -> Iterator[Any]:
-    """Yield the batches of a loop, and count them."""
+def counted(batches: Iterator[Any], progress: Progress, loop: DataLoop, session: Session) -> Iterator[Any]:
+    """Yield the batches of a loop. Count them, and the time for which train_func waits for them."""
+    ended = object()
     try:
-        for batch in batches:
+        while True:
+            began = time.monotonic()
+            batch = next(batches, ended)
+            session.loader_wait_s += time.monotonic() - began
+            if batch is ended:
+                break
             loop.take()
             yield batch
     except GeneratorExit:
@@ -60,19 +66,6 @@ def counted(batches: Iterator[Any], progress: Progress, loop: DataLoop) -> Itera
         raise
     loop.end()
     progress.end(loop)
-
-
-def timed(batches: Iterator[Any], session: Session) -> Iterator[Any]:
-    """Yield the batches, and add the time for which train_func waits for them to the session's."""
-    while True:
-        began = time.monotonic()
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        finally:
-            session.loader_wait_s += time.monotonic() - began
-        yield batch
 
 
 def _note_repetition(progress: SamplerProgress, session: Session) -> None:
