@@ -18,9 +18,9 @@ def cpus_near(pci: str, root: Path = SYS) -> list[int]:
     near, allowed = parse_list(text_in(root / f"bus/pci/devices/{pci}/local_cpulist")), os.sched_getaffinity(0)
     if near and near.isdisjoint(allowed):
         raise OSError(
-            f"numa_binding='node': the CPUs {min(near)} to {max(near)} are near the GPU {pci}, but this process may use "
-            f"only {', '.join(map(str, sorted(allowed)))}; ask the scheduler or container for CPUs near each GPU, or "
-            "leave numa_binding out"
+            f"numa_binding='node': the CPUs {min(near)} to {max(near)} are near the GPU {pci}, but this process may "
+            f"use only {', '.join(map(str, sorted(allowed)))}; ask the scheduler or container for CPUs near each GPU, "
+            "or leave numa_binding out"
         )
     return sorted(near & allowed or allowed)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from distrain.api.context import TrainContext
 
 _CURES = {
-    "^ModuleNotFoundError: No module named 'jax'$": "JAX is not installed in the workers' environment: pip install "
+    "^ModuleNotFoundError: .* 'jax'$": "JAX is not installed in the workers' environment: pip install "
     "'distrain[jax]' for CPUs, or 'jax[cuda13]' for GPUs",
     r"^RuntimeError: .*jax.distributed.initialize\(\) must be called before": "JaxTrainer connects JAX before "
     "train_func, and JAX has computed something before that: a global that train_func uses is a jax.Array, or a module "

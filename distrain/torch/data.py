@@ -187,7 +187,7 @@ def gather_for_metrics(values: T) -> T:
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"gather_for_metrics(): ranks have rows of different shapes, pad them: {error}") from error
     rows = [tensor.to(leaf.device) for tensor, leaf in zip(joined, leaves, strict=True)]
-    return tree_unflatten(rows, structure)  # type: ignore[return-value]
+    return tree_unflatten(rows, structure)  # type: ignore[no-any-return]
 
 
 def _places(session: Session, leaves: list[Any]) -> list[int]:

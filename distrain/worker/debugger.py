@@ -49,8 +49,7 @@ class Debugger:
 
     @cached_property
     def _pdb(self) -> RemotePdb:
-        from distrain import wire
-    from distrain.worker.remote_pdb import RemotePdb  # it takes some milliseconds
+        from distrain.worker.remote_pdb import RemotePdb  # it takes some milliseconds
 
         return RemotePdb(self._session)
 
