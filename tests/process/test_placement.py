@@ -60,11 +60,8 @@ def test_without_a_binding_workers_have_the_cpus_of_the_launch(storage: Path, on
     assert reported(result.path, 0)[0] == {"cpus": [one_cpu], "threads": "1"}
 
 
-def run_on_two_nodes(
-    gpu_nodes: tuple[int, int], shown: str, folder: Path, start_method: str = "forkserver"
-) -> tuple[Machine, str]:
-    """Train in a namespace where this machine has two NUMA nodes and GPUs. Return it, and its stderr."""
-    machine = Machine(sockets=2, cores_per_cache=CPUS[-1] // 2 + 1, is_interleaved=True, gpu_nodes=gpu_nodes)
+def run_on(machine: Machine, shown: str, folder: Path, start_method: str = "forkserver") -> str:
+    """Train in a namespace where this machine is another one, with two GPUs. Return its stderr."""
     machine.write(folder / "sys")
     (folder / "train.py").write_text(ON_TWO_NODES)
     mounts = [f"mount --bind {folder}/sys/{name} /sys/{name}" for name in ("devices/system/node", "bus")]
@@ -77,7 +74,7 @@ def run_on_two_nodes(
         text=True,
         timeout=60,
     )
-    return machine, done.stderr
+    return done.stderr
 
 
 needs_two_nodes = pytest.mark.skipif(
@@ -92,7 +89,8 @@ needs_two_nodes = pytest.mark.skipif(
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("shown", "start_method", "nodes"), [("0,1", "forkserver", (1, 0)), ("1,0", "spawn", (0, 1))])
 def test_a_worker_is_bound_near_its_gpu(shown: str, start_method: str, nodes: tuple[int, int], tmp_path: Path) -> None:
-    machine, _ = run_on_two_nodes((1, 0), shown, tmp_path, start_method)
+    machine = Machine(sockets=2, cores_per_cache=CPUS[-1] // 2 + 1, is_interleaved=True, gpu_nodes=(1, 0))
+    run_on(machine, shown, tmp_path, start_method)
     rows = map(json.loads, (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines())
     cpus = {row["rank"]: row["metrics"]["cpus"] for row in rows}
     assert cpus == {rank: [cpu for cpu in CPUS if machine.node_of(cpu) == node] for rank, node in enumerate(nodes)}
@@ -100,8 +98,9 @@ def test_a_worker_is_bound_near_its_gpu(shown: str, start_method: str, nodes: tu
 
 @needs_two_nodes
 def test_workers_that_cannot_be_bound_are_refused(tmp_path: Path) -> None:
-    _, said = run_on_two_nodes((2, 2), "0,1", tmp_path)
-    assert "localhost: cannot start 2 workers: numa_binding='node': the CPUs " in said
+    machine = Machine(sockets=2, cores_per_cache=CPUS[-1] + 1, gpu_nodes=(1, 1))  # all CPUs here are on the first node
+    said = run_on(machine, "0,1", tmp_path)
+    assert "cannot start 2 workers: numa_binding='node': the CPUs " in said
 
 
 def test_a_binding_without_gpus_is_refused(storage: Path) -> None:
