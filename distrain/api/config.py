@@ -74,8 +74,8 @@ class ScalingConfig:
     ssh_args: further arguments for ssh, a list or one string, such as ``"-i my_key"``.
     accelerator_type: a GPU product such as ``"A100"`` or ``"H100"``; the GPUs of every host must be of this product.
 
-    >>> ScalingConfig(num_workers=4, use_gpu=True, hosts="alpha:2,beta:2").total_resources
-    {'GPU': 4}
+    >>> ScalingConfig(num_workers=4, use_gpu=True, hosts="alpha:2,beta:2").worker_resources
+    {'GPU': 1}
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -185,21 +185,6 @@ class ScalingConfig:
     def gpus_per_worker(self) -> float:
         """GPUs of one worker; below 1 several workers share one."""
         return (self.resources_per_worker or {}).get("GPU", 1 if self.use_gpu else 0)
-
-    @property
-    def num_gpus_per_worker(self) -> float:
-        """Ray's name for :attr:`gpus_per_worker`."""
-        return self.gpus_per_worker
-
-    @property
-    def num_cpus_per_worker(self) -> float:
-        """CPUs of one worker, as Ray counts them."""
-        return self.worker_resources.get("CPU", 0)
-
-    @property
-    def total_resources(self) -> dict[str, float]:
-        """Resources of all workers together, as Ray counts them; for ``(min, max)``, those of ``max`` workers."""
-        return {name: amount * self.max_workers for name, amount in self.worker_resources.items()}
 
     @property
     def worker_resources(self) -> dict[str, float]:

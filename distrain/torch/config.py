@@ -57,6 +57,8 @@ _CURES = {
     "ScalingConfig(use_gpu=True), or --use-gpu",
     "^AttributeError: 'DistributedDataParallel' object has no attribute": "prepare_model() has wrapped your model: it "
     "is model.module",
+    "ProcessGroupNCCL is only supported with GPUs": "leave TorchConfig.backend out, which means gloo, or ask for GPUs "
+    "with ScalingConfig(use_gpu=True)",
     "Unable to find address for: ": "this host lacks that network interface; correct GLOO_SOCKET_IFNAME, or unset it",
     "can only torch.load from a file": "get_checkpoint() returns None in a new run, else a Checkpoint, whose files are "
     "in a directory: `with checkpoint.as_directory() as folder: torch.load(f'{folder}/model.pt')`",
@@ -98,8 +100,7 @@ class TorchConfig(BackendConfig):
     def setup(self, context: TrainContext) -> None:
         """Choose the device and join the process group, also for a single worker, so that scripts need no special case.
 
-        Raises ValueError for nccl without a GPU or among workers that share one, RuntimeError if there is a process
-        group already.
+        Raises ValueError for nccl among workers that share a GPU, RuntimeError if there is a process group already.
         """
         torch = require("torch")
         from torch import distributed
@@ -113,11 +114,6 @@ class TorchConfig(BackendConfig):
         if context.devices:
             torch.cuda.set_device(context.devices[0])
         backend = self._backend(context)
-        if "nccl" in backend and not torch.cuda.is_available():
-            raise ValueError(
-                f"TorchConfig.backend={backend!r}: NCCL needs GPUs, and this worker has none: leave it out, which "
-                "means gloo, or ask for GPUs with ScalingConfig(use_gpu=True)"
-            )
         if context.world_rank:
             _await_store(self.timeout_s)
         _join_group(backend, _nccl_device(context, backend), timedelta(seconds=self.timeout_s))

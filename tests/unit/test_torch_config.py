@@ -114,6 +114,7 @@ def test_a_name_of_a_backend_is_no_config(name: str) -> None:
     ("error", "cure"),
     [
         (RuntimeError("Found no NVIDIA driver on your system."), "distrain.torch.get_device(), the device"),
+        (ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!"), "leave TorchConfig.backend out"),
         (RuntimeError("ifa != nullptr. Unable to find address for: ib9"), "correct GLOO_SOCKET_IFNAME"),
         (AttributeError("'DistributedDataParallel' object has no attribute 'fc'"), "your model: it is model.module"),
         (
