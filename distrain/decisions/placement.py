@@ -260,21 +260,15 @@ def rendezvous_address(plan: WorldPlan, *, wanted: str | None = None, found: str
 
     Raises LaunchError if other hosts cannot reach rank 0's host at any known address.
     """
-    return _address_of(plan, plan.hosts[0], wanted=wanted, found=found)
-
-
-def _address_of(plan: WorldPlan, host: str, *, wanted: str | None, found: str) -> str:
+    host, *others = plan.hosts
     known = _LOOPBACK if plan.shares_network else plan.address_of(host) or found
     address = wanted or known
     if plan.shares_network or (address and not _is_loopback(address)):
         return address
-    others = name_hosts([other for other in plan.hosts if other != host])
     what = f"{address} means another machine on each host" if address else f"the address of {host} is not known"
-    rank = plan.on(host)[0].rank
-    hint = ", or set MASTER_ADDR in worker_runtime_env or by --env" if rank == 0 else ""
     raise LaunchError(
-        f"{host}: rank {rank} cannot be reached from {others}: {what}. Name {host} in the hostfile by an address of "
-        f"its own{hint}"
+        f"{host}: rank 0 cannot be reached from {name_hosts(others)}: {what}. Name {host} in the hostfile by an "
+        "address of its own, or set MASTER_ADDR in worker_runtime_env or by --env"
     )
 
 
