@@ -156,7 +156,7 @@ def is_waiting(frame: FrameType) -> bool:
 def is_asking(frame: FrameType) -> bool:
     """Return whether a thread waits for an answer from distrain, and not for other ranks."""
     in_channel = frame.f_code.co_filename == _CHANNEL_FILE
-    return in_channel and not any(one.f_code.co_name == "meet" for one in outwards(frame))
+    return in_channel and not any(one.f_code.co_name == "collective" for one in outwards(frame))
 
 
 def is_in_debugger(frame: FrameType) -> bool:
