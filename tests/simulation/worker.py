@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.api.backend import BackendConfig
 from distrain.api.config import CheckpointUploadMode, ValidationTaskConfig
 from distrain.api.context import CheckpointConsistencyMode, TrainContext
 from distrain.api.store_options import StoreOptions
 from distrain.data.datasets import run_datasets
 from distrain.errors import CheckpointError, Rollback
 from distrain.storage.checkpoint import Checkpoint
+from distrain.worker.job.job import Work
 from distrain.worker.reporting.memory_part import MemoryParts
 from distrain.worker.session import Session
 from distrain.worker.standstill import STANDING_S
@@ -271,9 +273,10 @@ class SimulatedRank:
 
     def _read(self, session: Session, first: int) -> Iterator[int]:
         """Yield the number of a step for each batch."""
-        session.datasets = run_datasets(
+        datasets = run_datasets(
             {"train": [{"row": row} for row in range(self.play.rows)]}, "all", on_change="error", resume=True
         )
+        session.work = Work(backend=BackendConfig(), run_datasets=datasets)
         shard = session.dataset_shard("train")
         taken = self.play.batches[
             self.attempt, self.number
