@@ -6,15 +6,13 @@ import dis
 import importlib.util
 import inspect
 import io
-import os
 import pickletools
-import site
 import sys
-import sysconfig
 import types
 from typing import TYPE_CHECKING, Any
 
 from distrain.system.pickling import MAIN_NAMES
+from distrain.system.text import LIBRARY_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,11 +105,4 @@ def _is_installed(name: str) -> bool:
     except (ImportError, ValueError):
         return False
     origin = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
-    return bool(origin) and any(str(origin).startswith(folder + os.sep) for folder in _site_folders())
-
-
-def _site_folders() -> set[str]:
-    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
-    if site.ENABLE_USER_SITE:
-        folders.add(site.getusersitepackages())
-    return folders
+    return bool(origin) and LIBRARY_FILE.search(str(origin)) is not None
