@@ -407,7 +407,7 @@ def _with_users_paths(text: str) -> str:
 def _explanation(work: Work, error: BaseException, traceback_text: str) -> str | None:
     """Return what distrain or the framework's backend adds to the text of an exception."""
     text = work.backend.explain(error)
-    if _raised_in(error) in ("bdb", "pdb") and _has_no_stdin():
+    if _raised_in(error) in ("bdb", "pdb") and not os.isatty(0):
         text = (
             "pdb needs a terminal, which workers do not have: name a rank with RunConfig(debug_rank=0) or "
             "--debug-rank 0, or train in your own process with ScalingConfig(num_workers=0)"
@@ -458,10 +458,3 @@ def _lacks_threads(error: BaseException) -> bool:
         return str(error).startswith("can't start new thread")
     innermost = traceback.extract_tb(error.__traceback__)[-1:]
     return isinstance(error, BlockingIOError) and any("fork" in f"{frame.name} {frame.line}" for frame in innermost)
-
-
-def _has_no_stdin() -> bool:
-    """Return True if stdin is /dev/null, as in workers."""
-    with contextlib.suppress(OSError):
-        return os.path.samestat(os.fstat(0), os.stat(os.devnull))
-    return True
