@@ -18,7 +18,7 @@ from distrain.system.stacks import PRIVATE, WRAPPERS
 from distrain.system.text import LIBRARY_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import FrameType
 
 _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -34,7 +34,6 @@ _WAITING_CALL = re.compile(r"\.(wait|item|cpu|tolist|synchronize)\(\)")
 
 
 _SWITCH_S = 5e-5
-_get_switch_s, _set_switch_s = sys.getswitchinterval, sys.setswitchinterval
 _napping = threading.RLock()
 _usual_s: float | None = None
 """During a nap, the switch interval after it."""
@@ -47,7 +46,7 @@ def _reset_in_child() -> None:
     global _napping
     _napping = threading.RLock()  # the thread that holds the other one is not in the child
     if _usual_s is not None:
-        _set_switch_s(_usual_s)
+        sys.setswitchinterval(_usual_s)
     if _threshold is not None:
         gc.set_threshold(*_threshold)
 
@@ -63,23 +62,13 @@ def nap(seconds: float) -> None:
     """
     global _usual_s
     with _napping:
-        _usual_s = _get_switch_s()
-        _set_switch_s(_SWITCH_S)
+        _usual_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
+        during_nap = sys.getswitchinterval()
         time.sleep(seconds)
-        _set_switch_s(_usual_s)
+        if sys.getswitchinterval() == during_nap:  # else the user's code has set it
+            sys.setswitchinterval(_usual_s)
         _usual_s = None
-
-
-def _after_naps(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arguments: Any) -> Any:
-        with _napping:
-            return function(*arguments)
-
-    return call
-
-
-SWITCH_FUNCTIONS = _after_naps(_get_switch_s), _after_naps(_set_switch_s)
-"""For ``sys``, instead of its own, so that the user's code neither sees nor changes the interval of a nap."""
 
 
 @contextlib.contextmanager
