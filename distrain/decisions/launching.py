@@ -7,11 +7,13 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.decisions.events import SendMessage
-from distrain.decisions.placement import Rendezvous, fields_of, prepare_message, rendezvous_address, worker_spec
+from distrain.decisions.placement import fields_of, prepare_message, rendezvous_address, worker_spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,29 +62,14 @@ class Launch:
         self, plan: WorldPlan, attempt: int, checkpoint: str | None, skip_to: Mapping[str, Any]
     ) -> list[SendMessage]:
         """Start the ranks of all hosts. Raise LaunchError if hosts cannot reach each other."""
-        rendezvous = self._rendezvous(plan)
-        address = "" if plan.shares_network else rendezvous.address
-        starts = []
-        for host in plan.hosts:
-            specs = [
-                worker_spec(
-                    self._request,
-                    plan,
-                    rank,
-                    attempt=attempt,
-                    checkpoint=checkpoint,
-                    skip_to=skip_to,
-                    rendezvous=rendezvous,
-                )
-                for rank in plan.on(host)
-            ]
-            ranks = [fields_of(spec) for spec in specs]
-            starts.append(SendMessage(host, wire.Start(attempt=attempt, ranks=ranks, rendezvous=address)))
-        return starts
-
-    def _rendezvous(self, plan: WorldPlan) -> Rendezvous:
-        """Return where the ranks connect to each other. Raise LaunchError if hosts cannot reach each other."""
         assert self.meeting_point is not None
         given = self._request.hosts[plan.hosts[0]].environment.get("MASTER_ADDR")
         address = rendezvous_address(plan, wanted=given, found=self.meeting_point.address)
-        return Rendezvous(address=address, port=self.meeting_point.port)
+        meeting = replace(self.meeting_point, address=address)
+        spec_of = partial(worker_spec, self._request, plan, checkpoint=checkpoint, skip_to=skip_to, meeting=meeting)
+        named = "" if plan.shares_network else address
+        ranks = {host: [fields_of(spec_of(rank)) for rank in plan.on(host)] for host in plan.hosts}
+        return [
+            SendMessage(host, wire.Start(attempt=attempt, ranks=specs, rendezvous=named))
+            for host, specs in ranks.items()
+        ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -157,32 +156,26 @@ def _shortage(host: str, workers: int, name: str, each: float, needed: float, av
     return text + "Ask for fewer workers (num_workers) or less per worker (resources_per_worker)."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendezvous:
-    """Where the ranks of an attempt connect to each other: MASTER_ADDR and MASTER_PORT, on rank 0's host."""
-
-    address: str
-    port: int
-
-
 def worker_spec(
     request: RunRequest,
     plan: WorldPlan,
     rank: RankPlan,
     *,
-    attempt: int,
     checkpoint: str | None,
     skip_to: Mapping[str, Any],
-    rendezvous: Rendezvous,
+    meeting: wire.RendezvousPort,
 ) -> wire.WorkerSpec:
-    """Return what the worker of this rank needs to start. ``checkpoint``: path or URL to resume from."""
+    """Return what the worker of this rank needs to start.
+
+    checkpoint: path or URL to resume from. meeting: where the ranks connect to each other.
+    """
     settings, first = request.hosts[rank.host], request.hosts[plan.hosts[0]].environment
     return wire.WorkerSpec(
-        attempt=attempt,
+        attempt=meeting.attempt,
         rank=rank.rank,
-        context=fields_of(request.worker_facts(plan, rank, attempt)),
+        context=fields_of(request.worker_facts(plan, rank, meeting.attempt)),
         environment={
-            **rank_environment(request, plan, rank, rendezvous, attempt),
+            **rank_environment(request, plan, rank, meeting),
             **{name: first[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in first},  # the user's own
         },
         defaults={**rendezvous_network(plan, rank.node_rank), **RANK_DEFAULTS, **request.backend.defaults},
@@ -204,7 +197,7 @@ def fields_of(instance: wire.WorkerSpec | WorkerFacts) -> dict[str, Any]:
 
 
 def rank_environment(
-    request: RunRequest, plan: WorldPlan, rank: RankPlan, rendezvous: Rendezvous, attempt: int
+    request: RunRequest, plan: WorldPlan, rank: RankPlan, meeting: wire.RendezvousPort
 ) -> dict[str, str]:
     """Return the variables that torchrun sets (torch/distributed/elastic, LocalElasticAgent)."""
     environment = {
@@ -218,10 +211,10 @@ def rank_environment(
         "ROLE_RANK": rank.rank,
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": plan.world_size,
-        "MASTER_ADDR": rendezvous.address,
-        "MASTER_PORT": rendezvous.port,
+        "MASTER_ADDR": meeting.address,
+        "MASTER_PORT": meeting.port,
         "TORCHELASTIC_RUN_ID": request.run_id,
-        "TORCHELASTIC_RESTART_COUNT": attempt - request.first_attempt,
+        "TORCHELASTIC_RESTART_COUNT": meeting.attempt - request.first_attempt,
         "TORCHELASTIC_MAX_RESTARTS": max(request.failure_config.max_failures, 0),
         "TORCHELASTIC_USE_AGENT_STORE": False,
     }
