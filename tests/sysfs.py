@@ -65,7 +65,8 @@ class Machine:
                 _write(folder / f"cache/index{index}/level", str(level))
                 _write(folder / f"cache/index{index}/shared_cpu_list", _listed(users))
         for number, node in enumerate(self.gpu_nodes):
-            _write(root / f"bus/pci/devices/{pci_address(number)}/numa_node", str(node))
+            near = [cpu for cpu in self.cpus if node in (-1, self.node_of(cpu))]
+            _write(root / f"bus/pci/devices/{pci_address(number)}/local_cpulist", _listed(near))
 
 
 def pci_address(gpu: int) -> str:

@@ -65,22 +65,21 @@ class HostQueries:
         else:
             then(None)
 
-    def reserve(self, asked: wire.ReservePorts) -> None:
-        """Keep ports for an attempt, and send their numbers."""
-        self.release_ports()
+    def reserve(self, asked: wire.ReservePort) -> None:
+        """Keep a port for an attempt, and send its number."""
+        self.release_port()
         try:
-            held = [self._reserved.enter_context(reserve_port()) for _ in range(asked.ports)]
+            port = self._reserved.enter_context(reserve_port()).getsockname()[1]
         except OSError as error:
-            self._send(wire.HostFailed(text=f"cannot reserve {asked.ports} ports: {error}; `ss -s` counts them"))
+            self._send(wire.HostFailed(text=f"cannot reserve a port: {error}; `ss -s` counts them"))
             return
-        ports = [sock.getsockname()[1] for sock in held]
 
         def answer(address: str | None) -> None:
-            self._send(wire.RendezvousPorts(attempt=asked.attempt, ports=ports, address=address or ""))
+            self._send(wire.RendezvousPort(attempt=asked.attempt, port=port, address=address or ""))
 
         self.look_up(address_toward, asked.peer, answer)
 
-    def release_ports(self) -> None:
+    def release_port(self) -> None:
         """Give up the ports that were reserved."""
         self._reserved.close()
 

@@ -22,10 +22,10 @@ from distrain.agent.guard import beat, clear_cache, scheduler_signals, stand_gua
 from distrain.agent.health_watch import HealthWatch
 from distrain.agent.host_queries import HostQueries
 from distrain.agent.host_setup import HostSetup
-from distrain.agent.rank_cpus import RankCpus, rank_cpus
 from distrain.agent.worker_pipes import WorkerPipes, WorkerRelay
 from distrain.hosts.cgroup import OomKill
-from distrain.hosts.host_info import hello_of, host_info
+from distrain.hosts.cpu_topology import cpus_near
+from distrain.hosts.host_info import hello_of, host_info, usable_cpus
 from distrain.hosts.network import interface_variables, interfaces, network_id, own_address
 from distrain.hosts.shared_memory import BUS_ERROR, shared_memory_problem
 from distrain.system import process, scratch
@@ -100,8 +100,10 @@ class Agent:
         self._guard = os.getppid()
         self._up = Channel(*process.private_stdio())
         self._prepared: wire.Prepare | None = None
-        self._cpus: RankCpus | None = None
-        """None as long as no worker may start: there is no job yet, or this agent rests."""
+        self._threads = 0
+        """CPU threads of each worker; 0 as long as none may start: there is no job yet, or this agent rests."""
+        self._cpus: dict[int, list[int]] = {}
+        """The CPUs of each rank that is bound."""
         self._job_fd = -1
         self._forkserver: ForkServerLink | None = None
         self._uploader: OrderLink | None = None
@@ -210,7 +212,7 @@ class Agent:
             self._memory.finish_storing(partial(beat, self._beats_fd, _FIRST_LEASE_S))
         scratch.remove(self._scratch_path)
         self._setup.end()
-        self._queries.release_ports()
+        self._queries.release_port()
         self._up.flush()
         if self._beats_fd >= 0 and os.getppid() == self._guard:
             process.kill(self._guard, signal.SIGCONT)  # a guard that was stopped continues, and ends with this agent
@@ -244,7 +246,7 @@ class Agent:
                 self._prepare(self._setup.prepare(message))
             case wire.ProbeHost():
                 self._queries.probe(self._setup.probe(message))
-            case wire.ReservePorts():
+            case wire.ReservePort():
                 self._queries.reserve(message)
             case wire.Start():
                 self._queries.look_up(interface_variables, message.rendezvous, partial(self._try_to_start, message))
@@ -268,12 +270,7 @@ class Agent:
     def _prepare(self, message: wire.Prepare) -> None:
         fits = self._forkserver is not None and self._forkserver.ready and self._forkserver.fits(message)
         self._prepared = replace(message, body=b"")
-        try:
-            self._cpus = rank_cpus(message.numa_binding, message.workers, message.gpus_per_worker, self._queries.gpus)
-        except ValueError as error:
-            self._cpus = None
-            self._fail(str(error))
-            return
+        self._threads = max(1, usable_cpus() // max(1, message.workers))
         if self._job_fd < 0:
             self._job_fd = os.memfd_create("distrain-job")  # all workers can read it
         _overwrite(self._job_fd, message.body)
@@ -316,12 +313,11 @@ class Agent:
 
     def _start_forkserver(self) -> None:
         assert self._prepared is not None
-        assert self._cpus is not None
         self._forkserver = ForkServerLink(
             self._loop,
             self._prepared,
             self._job_fd,
-            threads=self._cpus.threads,
+            threads=self._threads,
             on_packet=self._on_forkserver,
             on_death=self._on_forkserver_death,
         )
@@ -395,7 +391,7 @@ class Agent:
                 self._end_worker(worker, lost=text, by_us=self._stopping is not None)
         if self._started:
             self._send_idle()
-        elif self._cpus is not None and not self._stopping and self._attempt < 0:  # later, an attempt starts one
+        elif self._threads and not self._stopping and self._attempt < 0:  # later, an attempt starts one
             self._fail(f"the forkserver has died before the first worker ({how})")
 
     # -- between two runs -----------------------------------------------------------------------------------------
@@ -418,7 +414,7 @@ class Agent:
         self._loop.cancel("stacks")
         _overwrite(self._job_fd, b"")
         self._attempt, self._stopping = -1, None
-        self._rests, self._cpus = True, None
+        self._rests, self._threads = True, 0
         self._loop.call_in("rest", seconds, self._loop.stop)
         self._up.queue(wire.HostIdle(attempt=-1))
 
@@ -433,7 +429,7 @@ class Agent:
         self._started = False
 
     def _try_to_start(self, message: wire.Start, network: Mapping[str, str] | None) -> None:
-        if message.attempt <= self._attempt or self._cpus is None:  # it was stopped meanwhile, or cannot start any
+        if message.attempt <= self._attempt or not self._threads:  # it was stopped meanwhile, or cannot start any
             return
         try:
             self._start(message, network or {})
@@ -456,10 +452,12 @@ class Agent:
             self._relay.add(worker)
             self._loop.on_readable(worker.stacks_fd, partial(self._read_stacks, worker))
             worker.channel.queue(spec)
+        gpus = {fields["rank"]: self._gpus_of(fields["context"]["devices"]) for fields in message.ranks}
+        binds = self._prepared is not None and self._prepared.binds_to_cpus
+        self._cpus = {rank: cpus_near(near[0].pci) for rank, near in gpus.items() if binds and near}
         if self._forkserver is None:
             self._start_forkserver()
         self._spawn_waiting()
-        gpus = {fields["rank"]: self._gpus_of(fields["context"]["devices"]) for fields in message.ranks}
         self._watch.begin(message.attempt, message.ranks[0]["vitals_s"], self._processes, gpus)
 
     def _gpus_of(self, devices: Sequence[int]) -> list[Gpu]:
@@ -471,11 +469,11 @@ class Agent:
         return {worker.rank: worker.pid for worker in self._living() if worker.pid}
 
     def _spawn_waiting(self) -> None:
-        if self._forkserver is None or not self._forkserver.ready or self._cpus is None:
+        if self._forkserver is None or not self._forkserver.ready or not self._threads:
             return
-        for local_rank, worker in enumerate(self._workers.values()):
+        for worker in self._workers.values():
             if not worker.spawned and not worker.exited:
-                order = {"kind": "spawn", "rank": worker.rank, "cpus": self._cpus.of(local_rank)}
+                order = {"kind": "spawn", "rank": worker.rank, "cpus": self._cpus.get(worker.rank)}
                 try:
                     self._forkserver.send(order, worker.child_fds)
                     worker.spawned = True
@@ -531,7 +529,7 @@ class Agent:
         self._kill_descendants()
         self._loop.cancel("kill")
         self._watch.end()
-        self._queries.release_ports()
+        self._queries.release_port()
         self._started = False
         self._up.queue(wire.HostIdle(attempt=self._attempt))
 

@@ -5,6 +5,8 @@ Each framework has a package of its own with a subclass of :class:`BackendConfig
 
 from __future__ import annotations
 
+import re
+import traceback
 import warnings
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,10 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from distrain.system.arguments import check_type
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from distrain.api.context import TrainContext
-    from distrain.hosts.world import RankPlan, WorldPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +49,8 @@ class BackendConfig:
     defaults: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Environment variables of all ranks, unless the user has set them."""
 
-    has_endpoints: ClassVar[bool] = False
-    """True if every rank listens at a TCP port that all others know. The rank's host reserves the port."""
-
-    def environment(self, plan: WorldPlan, rank: RankPlan, endpoints: Sequence[str]) -> dict[str, str]:
-        """Return environment variables of one rank, in addition to torchrun's. Runs in the coordinator, without I/O.
-
-        endpoints: address and port of every rank, such as ``10.0.0.1:4711``, if the backend has endpoints.
-        """
-        return {}
+    cures: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Advice about exceptions, by regular expressions for their types and texts, such as ``ValueError: .* shape``."""
 
     def setup(self, context: TrainContext) -> None:
         """Set up the framework, in the worker before train_func (not before a script)."""
@@ -84,7 +78,8 @@ class BackendConfig:
 
     def explain(self, error: BaseException) -> str | None:
         """Return advice, in the worker, about an exception whose own text gives none; None for all others."""
-        return None
+        text = "".join(traceback.format_exception_only(error))
+        return next((cure for signs, cure in self.cures.items() if re.search(signs, text)), None)
 
     def portable(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return a dict checkpoint that can be used outside of these workers. Runs in the worker.

@@ -80,8 +80,7 @@ class ScalingConfig:
     resources_per_worker: any of ``CPU`` (cores), ``GPU`` (devices; a fraction shares one) and ``memory`` (bytes).
         Before the run starts, distrain checks that the hosts have them. It limits nothing afterwards.
     numa_binding: ``node`` binds each worker to the CPUs of its GPU's NUMA node, as ``torchrun --numa-binding node``
-        does. Without GPUs, the nodes of a host are divided among its workers in order. By default, workers may use all
-        CPUs that the host has for them.
+        does. It needs ``use_gpu``. By default, workers may use all CPUs that the host has for them.
     interface: the network interface over which workers of different hosts connect, such as ``"ib0"``; or several, of
         which each host uses the first that it has: ``"ib0,eth1"``. By default, the one that leads to rank 0's host.
     start_method: ``forkserver`` forks the workers from a process that has imported torch already; ``spawn`` starts a
@@ -97,8 +96,8 @@ class ScalingConfig:
     ssh_args: further arguments for ssh, a list or one string, such as ``"-i my_key"``.
     accelerator_type: a GPU product such as ``"A100"`` or ``"H100"``; the GPUs of every host must be of this product.
 
-    >>> ScalingConfig(num_workers=4, use_gpu=True, hosts="alpha:2,beta:2").total_resources
-    {'GPU': 4}
+    >>> ScalingConfig(num_workers=4, use_gpu=True, hosts="alpha:2,beta:2").worker_resources
+    {'GPU': 1}
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -201,21 +200,6 @@ class ScalingConfig:
     def gpus_per_worker(self) -> float:
         """GPUs of one worker; below 1 several workers share one."""
         return (self.resources_per_worker or {}).get("GPU", 1 if self.use_gpu else 0)
-
-    @property
-    def num_gpus_per_worker(self) -> float:
-        """Ray's name for :attr:`gpus_per_worker`."""
-        return self.gpus_per_worker
-
-    @property
-    def num_cpus_per_worker(self) -> float:
-        """CPUs of one worker, as Ray counts them."""
-        return self.worker_resources.get("CPU", 0)
-
-    @property
-    def total_resources(self) -> dict[str, float]:
-        """Resources of all workers together, as Ray counts them; for ``(min, max)``, those of ``max`` workers."""
-        return {name: amount * self.max_workers for name, amount in self.worker_resources.items()}
 
     @property
     def worker_resources(self) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The debuggers of ranks, and the people who use them. Runs in: coordinator.
 
-A person has a process of ``distrain debug``, which listens at a socket. What pdb and a terminal, or debugpy and an
-editor, tell each other travels over the connection to the agent of the rank's host, so no port is opened.
+A person has a process of ``distrain debug``, which listens at a socket. What pdb and the terminal tell each other
+travels over the connection to the agent of the rank's host, so no port is opened.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ if TYPE_CHECKING:
 class _Debugger:
     """The debugger of one rank.
 
-    kind: pdb or debugpy. user: the connection to the person. waits: what it has said last, if it waits for an answer.
+    user: the connection to the person. waits: what it has said last, if it waits for an answer.
     """
 
-    kind: str = "pdb"
     user: Channel | None = None
     waits: wire.DebuggerSays | None = None
 
@@ -48,14 +47,14 @@ class Debuggers:
     """Connect people with the debuggers of ranks.
 
     debug_rank: the rank whose breakpoint() waits for a person.
-    send: sends a rank what a person has sent, and the debugger to open.
+    send: sends a rank what a person has sent, or has it open pdb.
     """
 
     loop: Loop
     store: RunStore
     status: RunStatus
     debug_rank: int | None
-    send: Callable[[int, bytes, str], None]
+    send: Callable[[int, bytes, bool], None]
 
     def __post_init__(self) -> None:
         self._debuggers: dict[int, _Debugger] = {}
@@ -99,7 +98,7 @@ class Debuggers:
             del self._debuggers[rank]
         if debugger.waits is None:
             return
-        is_wanted = debugger.user is not None or (rank, debugger.kind) == (self.debug_rank, "pdb")
+        is_wanted = debugger.user is not None or rank == self.debug_rank
         if not is_wanted or self.status.phase == RunState.STOPPING.value:
             self._tell(rank)  # it may have been asked to stop here while it was in native code
         elif debugger.user is None:
@@ -111,27 +110,23 @@ class Debuggers:
         if rank in self._debuggers:
             self.handle("", wire.DebuggerSays(attempt=0, rank=rank, closed=why or f"rank {rank} has ended"))
 
-    def _tell(self, rank: int, body: bytes = b"", opens: str = "") -> None:
+    def _tell(self, rank: int, body: bytes = b"", *, opens: bool = False) -> None:
         """Tell a rank what a person has sent; nothing if they are gone."""
-        debugger = self._debuggers[rank]
-        if debugger.kind == "pdb" and not opens:  # an editor may look around for long; debugpy says when that ends
-            debugger.waits = None
+        if not opens:
+            self._debuggers[rank].waits = None
         self.send(rank, body, opens)
 
     # -- people ---------------------------------------------------------------------------------------------------
 
     def connect(self, reply: Callable[[str], None], argument: str) -> None:
-        """Connect a ``distrain debug`` to a rank, and open its debugger. Raise NoSuchRun or OSError if that fails.
+        """Connect a ``distrain debug`` to a rank, and open pdb there. Raise NoSuchRun or OSError if that fails.
 
-        argument: the rank, the debugger, and the path of the socket. pdb stops the rank; with debugpy, the editor does.
+        argument: the rank, and the path of the socket.
         """
-        rank, rest = rank_in(argument, self.status)
-        kind, _, path = rest.partition(" ")
+        rank, path = rank_in(argument, self.status)
         debugger = self._debuggers.get(rank)
-        if debugger is not None and (debugger.user is not None or debugger.kind != "pdb"):
+        if debugger is not None and debugger.user is not None:
             raise NoSuchRun(f"another `distrain debug` has rank {rank}")
-        if debugger is not None and kind != "pdb":
-            raise NoSuchRun(f"rank {rank} is in pdb; run this command without --dap")
         if self.status.ranks[rank].begun is None:
             raise NoSuchRun(f"rank {rank} has not entered train_func yet; try again when it has")
         with socket.socket(socket.AF_UNIX) as connection:
@@ -140,12 +135,12 @@ class Debuggers:
             fd = connection.detach()
         user = Channel(fd, fd)
         user.attach(self.loop, partial(self._on_frames, rank, user))
-        debugger = self._debuggers.setdefault(rank, _Debugger(kind))
+        debugger = self._debuggers.setdefault(rank, _Debugger())
         debugger.user = user
         if debugger.waits is not None:
             user.queue(debugger.waits)
         else:
-            self._tell(rank, opens=kind)
+            self._tell(rank, opens=True)
         reply("")
 
     def _on_frames(self, rank: int, user: Channel, frames: list[wire.Frame]) -> None:
@@ -159,7 +154,7 @@ class Debuggers:
             messages = [frame.message() for frame in frames]
         for message in messages:
             if isinstance(message, wire.DebuggerInput):
-                self._tell(rank, message.body, message.opens)
+                self._tell(rank, message.body, opens=message.opens)
         if not messages:
             user.close()
             debugger.user = None

@@ -379,7 +379,7 @@ class Engine:
         else:
             self.ranks.send(host, order)
 
-    def _send_to_debugger(self, rank: int, body: bytes, opens: str) -> None:
+    def _send_to_debugger(self, rank: int, body: bytes, opens: bool) -> None:
         if self.machine.attempt_is_active and not self.is_over:
             self.send_to_rank(wire.DebuggerInput(attempt=self.attempt, rank=rank, body=body, opens=opens))
 

@@ -216,8 +216,10 @@ def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_
 
 
 def _check_gpus_are_counted(scaling: ScalingConfig, request: RunRequest) -> None:
-    """Raise LaunchError if workers would see other GPUs than the agents."""
-    if scaling.use_gpu or scaling.numa_binding:
+    """Raise LaunchError if workers would see other GPUs than the agents, or would be bound near none."""
+    if scaling.numa_binding and not scaling.use_gpu:
+        raise LaunchError("numa_binding binds workers to the CPUs near their GPUs: set use_gpu=True, too (--use-gpu)")
+    if scaling.use_gpu:
         for name, settings in request.hosts.items():
             if problem := hidden_gpus_problem(settings):
                 raise LaunchError(f"{name}: {problem}")

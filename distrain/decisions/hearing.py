@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 def hears(*kinds: type) -> Callable[[_Method], _Method]:
     """Mark a method that is called with messages of these kinds, and with the host that each one is from.
 
-    >>> class Ports:
-    ...     @hears(wire.RendezvousPorts)
-    ...     def _on_ports(self, host: str, message: wire.RendezvousPorts) -> None: ...
+    >>> class Launching:
+    ...     @hears(wire.RendezvousPort)
+    ...     def _on_port(self, host: str, message: wire.RendezvousPort) -> None: ...
     """
 
     def mark(method: _Method) -> _Method:

@@ -1,4 +1,4 @@
-"""What hosts are told when an attempt begins: the job, which ports to reserve, and which ranks to start.
+"""What hosts are told when an attempt begins: the job, and which ranks to start.
 
 Runs in: coordinator.
 
@@ -7,18 +7,13 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.decisions.events import SendMessage
-from distrain.decisions.placement import (
-    Rendezvous,
-    endpoints_of,
-    fields_of,
-    prepare_message,
-    rendezvous_address,
-    worker_spec,
-)
+from distrain.decisions.placement import fields_of, prepare_message, rendezvous_address, worker_spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,15 +24,14 @@ if TYPE_CHECKING:
 
 
 class Launch:
-    """The launch of one attempt after the other. Read ``awaited``."""
+    """The launch of one attempt after the other. Set ``meeting_point``."""
 
     def __init__(self, request: RunRequest) -> None:
         self._request = request
         self._prepared: dict[str, int] = {}
         """The hosts that know the job, and for how many workers they are prepared."""
-        self._answers: dict[str, wire.RendezvousPorts] = {}
-        self.awaited: dict[str, int] = {}
-        """How many ports each host has to reserve that has not answered yet."""
+        self.meeting_point: wire.RendezvousPort | None = None
+        """What rank 0's host has answered in this attempt."""
 
     def forget(self, host: str) -> None:
         """Note that a host no longer knows the job."""
@@ -56,56 +50,26 @@ class Launch:
             orders.append(SendMessage(host, latest))
         return orders
 
-    def reserve(self, plan: WorldPlan, attempt: int) -> list[SendMessage]:
-        """Reserve ports: on rank 0's host one for the rendezvous, then one for each endpoint, if any.
+    def reserve(self, plan: WorldPlan, attempt: int) -> SendMessage:
+        """Reserve the port of the rendezvous on rank 0's host.
 
-        Each attempt has new ones, so that no rank can connect to a process of an earlier attempt.
+        Each attempt has a new one, so that no rank can connect to a process of an earlier attempt.
         """
-        endpoints = self._request.backend.has_endpoints
-        needed = {host: len(plan.on(host)) * endpoints + (host == plan.hosts[0]) for host in plan.hosts}
-        self._answers, self.awaited = {}, {host: ports for host, ports in needed.items() if ports}
-        return [
-            SendMessage(host, wire.ReservePorts(attempt=attempt, ports=ports, peer=plan.peer_of(host)))
-            for host, ports in self.awaited.items()
-        ]
-
-    def reserved(self, host: str, answer: wire.RendezvousPorts) -> None:
-        """Note the ports of a host."""
-        self._answers[host] = answer
-        self.awaited.pop(host, None)
+        host = plan.hosts[0]
+        return SendMessage(host, wire.ReservePort(attempt=attempt, peer=plan.peer_of(host)))
 
     def start(
         self, plan: WorldPlan, attempt: int, checkpoint: str | None, skip_to: Mapping[str, Any]
     ) -> list[SendMessage]:
         """Start the ranks of all hosts. Raise LaunchError if hosts cannot reach each other."""
-        rendezvous = self._rendezvous(plan)
-        address = "" if plan.shares_network else rendezvous.address
-        starts = []
-        for host in plan.hosts:
-            specs = [
-                worker_spec(
-                    self._request,
-                    plan,
-                    rank,
-                    attempt=attempt,
-                    checkpoint=checkpoint,
-                    skip_to=skip_to,
-                    rendezvous=rendezvous,
-                )
-                for rank in plan.on(host)
-            ]
-            ranks = [fields_of(spec) for spec in specs]
-            starts.append(SendMessage(host, wire.Start(attempt=attempt, ranks=ranks, rendezvous=address)))
-        return starts
-
-    def _rendezvous(self, plan: WorldPlan) -> Rendezvous:
-        """Return where the ranks connect to each other. Raise LaunchError if hosts cannot reach each other."""
-        answers, first = self._answers, self._answers[plan.hosts[0]]
+        assert self.meeting_point is not None
         given = self._request.hosts[plan.hosts[0]].environment.get("MASTER_ADDR")
-        address = rendezvous_address(plan, wanted=given, found=first.address)
-        endpoints: list[str] = []
-        if self._request.backend.has_endpoints:
-            ports = {host: answer.ports[answer is first :] for host, answer in answers.items()}
-            found = {host: answer.address for host, answer in answers.items()}
-            endpoints = endpoints_of(plan, found, ports, wanted=given)
-        return Rendezvous(address=address, port=first.ports[0], endpoints=endpoints)
+        address = rendezvous_address(plan, wanted=given, found=self.meeting_point.address)
+        meeting = replace(self.meeting_point, address=address)
+        spec_of = partial(worker_spec, self._request, plan, checkpoint=checkpoint, skip_to=skip_to, meeting=meeting)
+        named = "" if plan.shares_network else address
+        ranks = {host: [fields_of(spec_of(rank)) for rank in plan.on(host)] for host in plan.hosts}
+        return [
+            SendMessage(host, wire.Start(attempt=attempt, ranks=specs, rendezvous=named))
+            for host, specs in ranks.items()
+        ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -157,39 +156,27 @@ def _shortage(host: str, workers: int, name: str, each: float, needed: float, av
     return text + "Ask for fewer workers (num_workers) or less per worker (resources_per_worker)."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendezvous:
-    """The addresses at which the ranks of an attempt connect to each other.
-
-    address, port: MASTER_ADDR and MASTER_PORT, on rank 0's host.
-    endpoints: address and port of every rank, if the backend needs them.
-    """
-
-    address: str
-    port: int
-    endpoints: Sequence[str] = field(default_factory=list)
-
-
 def worker_spec(
     request: RunRequest,
     plan: WorldPlan,
     rank: RankPlan,
     *,
-    attempt: int,
     checkpoint: str | None,
     skip_to: Mapping[str, Any],
-    rendezvous: Rendezvous,
+    meeting: wire.RendezvousPort,
 ) -> wire.WorkerSpec:
-    """Return what the worker of this rank needs to start. ``checkpoint``: path or URL to resume from."""
+    """Return what the worker of this rank needs to start.
+
+    checkpoint: path or URL to resume from. meeting: where the ranks connect to each other.
+    """
     settings, first = request.hosts[rank.host], request.hosts[plan.hosts[0]].environment
     return wire.WorkerSpec(
-        attempt=attempt,
+        attempt=meeting.attempt,
         rank=rank.rank,
-        context=fields_of(request.worker_facts(plan, rank, attempt)),
+        context=fields_of(request.worker_facts(plan, rank, meeting.attempt)),
         environment={
-            **rank_environment(request, plan, rank, rendezvous, attempt),
+            **rank_environment(request, plan, rank, meeting),
             **{name: first[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in first},  # the user's own
-            **request.backend.environment(plan, rank, rendezvous.endpoints),
         },
         defaults={**rendezvous_network(plan, rank.node_rank), **RANK_DEFAULTS, **request.backend.defaults},
         checkpoint=checkpoint,
@@ -210,7 +197,7 @@ def fields_of(instance: wire.WorkerSpec | WorkerFacts) -> dict[str, Any]:
 
 
 def rank_environment(
-    request: RunRequest, plan: WorldPlan, rank: RankPlan, rendezvous: Rendezvous, attempt: int
+    request: RunRequest, plan: WorldPlan, rank: RankPlan, meeting: wire.RendezvousPort
 ) -> dict[str, str]:
     """Return the variables that torchrun sets (torch/distributed/elastic, LocalElasticAgent)."""
     environment = {
@@ -224,10 +211,10 @@ def rank_environment(
         "ROLE_RANK": rank.rank,
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": plan.world_size,
-        "MASTER_ADDR": rendezvous.address,
-        "MASTER_PORT": rendezvous.port,
+        "MASTER_ADDR": meeting.address,
+        "MASTER_PORT": meeting.port,
         "TORCHELASTIC_RUN_ID": request.run_id,
-        "TORCHELASTIC_RESTART_COUNT": attempt - request.first_attempt,
+        "TORCHELASTIC_RESTART_COUNT": meeting.attempt - request.first_attempt,
         "TORCHELASTIC_MAX_RESTARTS": max(request.failure_config.max_failures, 0),
         "TORCHELASTIC_USE_AGENT_STORE": False,
     }
@@ -247,8 +234,7 @@ def prepare_message(request: RunRequest, host: str, workers: int) -> wire.Prepar
         is_local=settings.is_local,
         workers=workers,
         body=request.job.blob,
-        numa_binding=request.scaling.numa_binding or "",
-        gpus_per_worker=request.scaling.gpus_per_worker,
+        binds_to_cpus=request.scaling.numa_binding is not None,
     )
 
 
@@ -267,40 +253,15 @@ def rendezvous_address(plan: WorldPlan, *, wanted: str | None = None, found: str
 
     Raises LaunchError if other hosts cannot reach rank 0's host at any known address.
     """
-    return _address_of(plan, plan.hosts[0], wanted=wanted, found=found)
-
-
-def endpoints_of(
-    plan: WorldPlan, found: Mapping[str, str], ports: Mapping[str, Sequence[int]], *, wanted: str | None = None
-) -> list[str]:
-    """Return the address and port of every rank, such as ``10.0.0.1:4711``.
-
-    found: the address that each host has found by itself, or an empty string.
-    ports: the ports of each host, in the order of its ranks.
-    wanted: the address of rank 0's host that the user has set.
-
-    Raises LaunchError as :func:`rendezvous_address` does.
-    """
-    endpoints = []
-    for host in plan.hosts:
-        address = _address_of(plan, host, wanted=wanted if host == plan.hosts[0] else None, found=found[host])
-        shown = f"[{address}]" if ":" in address else address
-        endpoints += [f"{shown}:{port}" for port in ports[host]]
-    return endpoints
-
-
-def _address_of(plan: WorldPlan, host: str, *, wanted: str | None, found: str) -> str:
+    host, *others = plan.hosts
     known = _LOOPBACK if plan.shares_network else plan.address_of(host) or found
     address = wanted or known
     if plan.shares_network or (address and not _is_loopback(address)):
         return address
-    others = name_hosts([other for other in plan.hosts if other != host])
     what = f"{address} means another machine on each host" if address else f"the address of {host} is not known"
-    rank = plan.on(host)[0].rank
-    hint = ", or set MASTER_ADDR in worker_runtime_env or by --env" if rank == 0 else ""
     raise LaunchError(
-        f"{host}: rank {rank} cannot be reached from {others}: {what}. Name {host} in the hostfile by an address of "
-        f"its own{hint}"
+        f"{host}: rank 0 cannot be reached from {name_hosts(others)}: {what}. Name {host} in the hostfile by an "
+        "address of its own, or set MASTER_ADDR in worker_runtime_env or by --env"
     )
 
 

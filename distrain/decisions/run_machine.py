@@ -268,9 +268,9 @@ class RunStateMachine:
         self._pass_signal_on(TERM_GRACE_S)
 
     @on(_Due, RunState.RESERVING)
-    def _on_no_ports(self, _: str, event: _Due) -> None:
-        who = name_hosts(self._launch.awaited)
-        self._give_up(f"{who}: no ports were reserved within {HOST_ANSWER_TIMEOUT_S:g} s")
+    def _on_no_port(self, _: str, event: _Due) -> None:
+        assert self.plan is not None
+        self._give_up(f"{self.plan.hosts[0]}: no port was reserved within {HOST_ANSWER_TIMEOUT_S:g} s")
 
     @on(_Due, RunState.STOPPING)
     def _on_cannot_end(self, _: str, event: _Due) -> None:
@@ -359,13 +359,12 @@ class RunStateMachine:
         self._signalled_hosts = set()
         self.hung, self._stop_consensus = None, StopConsensus(self.attempt)
         self._deadline = self._now + HOST_ANSWER_TIMEOUT_S
-        self._do(AttemptStarts(self.attempt, plan), *self._launch.reserve(plan, self.attempt))
+        self._do(AttemptStarts(self.attempt, plan), self._launch.reserve(plan, self.attempt))
 
-    @on(wire.RendezvousPorts, RunState.RESERVING)
-    def _on_ports_reserved(self, host: str, message: wire.RendezvousPorts) -> None:
-        self._launch.reserved(host, message)
-        if not self._launch.awaited:
-            self._begin_wait(RunState.PREPARING)
+    @on(wire.RendezvousPort, RunState.RESERVING)
+    def _on_port_reserved(self, _: str, message: wire.RendezvousPort) -> None:
+        self._launch.meeting_point = message
+        self._begin_wait(RunState.PREPARING)
 
     @on(Outstanding, RunState.PREPARING)
     def _on_preparing(self, _: str, work: Outstanding) -> None:

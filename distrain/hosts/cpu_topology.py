@@ -1,38 +1,28 @@
-"""The NUMA nodes of the CPUs that this process may use, and of GPUs. Runs in: agent.
-
-Linux describes them below /sys, see Documentation/ABI/stable/sysfs-devices-system-cpu and sysfs-devices-node.
-"""
+"""The CPUs near a GPU, for ``numa_binding``. Runs in: agent."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from distrain.hosts.cgroup import text_in
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 SYS = Path("/sys")
 
 
-def read_cpus(allowed: Collection[int] | None = None, root: Path = SYS) -> dict[int, int]:
-    """Return the NUMA node of each CPU that this process may use, in order; 0 where sysfs does not tell.
+def cpus_near(pci: str, root: Path = SYS) -> list[int]:
+    """Return the CPUs near a PCI device, such as ``0000:3b:00.0``, that this process may use; all if Linux names none.
 
-    allowed: their numbers; by default those of the affinity mask, which also obeys the cpuset of the cgroup.
-    root: where sysfs is mounted.
+    root: where sysfs is mounted. Raises OSError if this process may use none of them.
     """
-    folders = (root / "devices/system/node").glob("node[0-9]*")
-    lists = {int(folder.name.removeprefix("node")): text_in(folder / "cpulist") for folder in folders}
-    nodes = {number: node for node, text in lists.items() for number in parse_list(text)}
-    return {number: nodes.get(number, 0) for number in sorted(os.sched_getaffinity(0) if allowed is None else allowed)}
-
-
-def numa_node_of(pci: str, root: Path = SYS) -> int | None:
-    """Return the NUMA node of a PCI device, such as ``0000:3b:00.0``; None if it is not known."""
-    node = int(text_in(root / f"bus/pci/devices/{pci}/numa_node") or -1)
-    return node if node >= 0 else None
+    near, allowed = parse_list(text_in(root / f"bus/pci/devices/{pci}/local_cpulist")), os.sched_getaffinity(0)
+    if near and near.isdisjoint(allowed):
+        raise OSError(
+            f"numa_binding='node': the CPUs {min(near)} to {max(near)} are near the GPU {pci}, but this process may "
+            f"use only {', '.join(map(str, sorted(allowed)))}; ask the scheduler or container for CPUs near each GPU, "
+            "or leave numa_binding out"
+        )
+    return sorted(near & allowed or allowed)
 
 
 def parse_list(text: str) -> set[int]:

@@ -49,19 +49,14 @@ class TrainReportCallback(transformers.TrainerCallback):  # type: ignore[misc]
         metrics = {name: value for entry in state.log_history for name, value in entry.items()}
         metrics |= {"epoch": state.epoch, "step": state.global_step}
         args.distributed_state.wait_for_everyone()  # every rank writes the state of its random numbers
-        saved = _saved_by(args, state)
-        if saved is None or get_context().get_local_rank() != 0:
+        saved = Path(args.output_dir, f"checkpoint-{state.global_step}")  # a host may be without it
+        if not saved.is_dir() or get_context().get_local_rank() != 0:
             report(metrics)
             return
         with temporary_directory("distrain-transformers-") as folder:
-            Path(folder, self.CHECKPOINT_NAME).symlink_to(saved, target_is_directory=True)  # report() follows links
+            link = Path(folder, self.CHECKPOINT_NAME)
+            link.symlink_to(saved.resolve(), target_is_directory=True)  # report() follows links
             report(metrics, checkpoint=Checkpoint.from_directory(folder))
-
-
-def _saved_by(args: transformers.TrainingArguments, state: transformers.TrainerState) -> Path | None:
-    """Return the directory that the Trainer has just written; None on a host without it."""
-    last = Path(args.output_dir, f"checkpoint-{state.global_step}")
-    return last.resolve() if last.is_dir() else None
 
 
 def prepare_trainer(trainer: Trainer) -> Trainer:

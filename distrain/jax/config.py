@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import signal
 from dataclasses import InitVar, dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from distrain.api.backend import BackendConfig
@@ -17,16 +18,19 @@ from distrain.worker.addresses import bypass_proxies
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from distrain.api.context import TrainContext
 
-_NOT_INSTALLED = (
-    "JAX is not installed in the workers' environment: pip install 'distrain[jax]' for CPUs, or 'jax[cuda13]' for GPUs"
-)
-_TOO_EARLY = (
-    "JaxTrainer connects JAX before train_func, and JAX has computed something before that: a global that train_func "
-    "uses is a jax.Array, or a module computes one when it is imported. Make it in train_func, or with numpy"
-)
-_TWICE = "JaxTrainer has called jax.distributed.initialize() before train_func: leave it out"
+_CURES = {
+    "^ModuleNotFoundError: .* 'jax'$": "JAX is not installed in the workers' environment: pip install "
+    "'distrain[jax]' for CPUs, or 'jax[cuda13]' for GPUs",
+    r"^RuntimeError: .*jax.distributed.initialize\(\) must be called before": "JaxTrainer connects JAX before "
+    "train_func, and JAX has computed something before that: a global that train_func uses is a jax.Array, or a module "
+    "computes one when it is imported. Make it in train_func, or with numpy",
+    "^RuntimeError: .*initialize should only be called once": "JaxTrainer has called jax.distributed.initialize() "
+    "before train_func: leave it out",
+}
 
 
 @checks_arguments
@@ -44,6 +48,7 @@ class JaxConfig(BackendConfig):
 
     framework: ClassVar[str] = "jax"
     preload: ClassVar[tuple[str, ...]] = ("jax", "distrain.jax.config")
+    cures: ClassVar[Mapping[str, str]] = MappingProxyType(_CURES)
 
     start_timeout_s: float = 600
     use_gpu: InitVar[bool] = False
@@ -98,13 +103,4 @@ class JaxConfig(BackendConfig):
 
             session_of("jax").wait_for_release()
             jax.distributed.shutdown()
-        return None
-
-    def explain(self, error: BaseException) -> str | None:
-        if isinstance(error, ModuleNotFoundError) and error.name == "jax":
-            return _NOT_INSTALLED
-        if isinstance(error, RuntimeError) and "jax.distributed.initialize() must be called before" in str(error):
-            return _TOO_EARLY
-        if isinstance(error, RuntimeError) and "initialize should only be called once" in str(error):
-            return _TWICE
         return None

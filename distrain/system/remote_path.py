@@ -348,11 +348,6 @@ class RemotePath:
         files: dict[str, tuple[int, str]] = self._try("list", find)
         return files
 
-    def get(self, name: str, target: Path) -> None:
-        """Copy the file ``name`` below this path to a local file."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (self / name)._try(f"write {target} from", lambda fs, path: fs.get_file(path, str(target)))
-
     def get_all(self, names: Sequence[str], target: Path) -> None:
         """Copy files below this path to a local directory, many at once where the filesystem can."""
         targets = [target / name for name in names]
@@ -404,12 +399,6 @@ class RemotePath:
         """
         self._make_parent()
         self._try("create", lambda fs, path: fs.pipe_file(path, data, mode="create"))
-
-    def put(self, source: Path, name: str) -> None:
-        """Copy a local file to ``name`` below this path."""
-        target = self / name
-        target._make_parent()
-        target._try("write", lambda fs, path: fs.put_file(str(source), path))
 
     def put_all(self, source: Path, names: Sequence[str]) -> None:
         """Copy files of a local directory to below this path, many at once where the filesystem can.

@@ -74,35 +74,27 @@ class TensorflowCheckpoint(Checkpoint):
 
 
 def _load(model: Path, shown: str) -> Any:
-    """Load the model.
+    """Load the model with the package that has saved it. The other one cannot read all of its files.
 
     shown: the model's path for error messages.
     """
     try:
-        return _keras_of(model, shown).models.load_model(str(model))
+        name = "keras" if _major_version(model) == 3 else "tf_keras"
+        if find_spec(name) is None:
+            missing = f"{name}, which is not installed: pip install 'distrain[tensorflow]'"
+            raise ModuleNotFoundError(f"{model.name} was saved by {missing}", name=name)
+        return import_module(name).models.load_model(str(model))
     except (zipfile.BadZipFile, OSError) as error:
-        raise CheckpointError(_damaged(shown, error)) from error
+        why = str(error).rstrip(".")
+        raise CheckpointError(
+            f"{shown} cannot be read: {why}. If it is damaged, take another checkpoint, or save the model once more"
+        ) from error
 
 
-def _damaged(shown: str, error: Exception) -> str:
-    why = str(error).rstrip(".")
-    return f"{shown} cannot be read: {why}. If it is damaged, take another checkpoint, or save the model once more"
-
-
-def _keras_of(model: Path, shown: str) -> Any:
-    """Return the package that has saved the model. The other one cannot read all of its files."""
-    name = "keras" if _major_version(model, shown) == 3 else "tf_keras"
-    if find_spec(name) is None:
-        raise ModuleNotFoundError(
-            f"{model.name} was saved by {name}, which is not installed: pip install 'distrain[tensorflow]'", name=name
-        )
-    return import_module(name)
-
-
-def _major_version(model: Path, shown: str) -> int:
-    """Return the major version of the model's Keras. Raises CheckpointError, BadZipFile or OSError without a model."""
+def _major_version(model: Path) -> int:
+    """Return the major version of the model's Keras. Raises BadZipFile or OSError without a whole model."""
     with zipfile.ZipFile(model) as archive:
         try:
             return int(json.loads(archive.read("metadata.json"))["keras_version"].partition(".")[0])
         except (KeyError, ValueError) as error:
-            raise CheckpointError(_damaged(shown, error)) from error
+            raise zipfile.BadZipFile(str(error)) from error

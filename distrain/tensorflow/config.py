@@ -22,10 +22,9 @@ from distrain.worker.addresses import bypass_proxies
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from distrain.api.context import TrainContext
-    from distrain.hosts.world import RankPlan, WorldPlan
 
 _FIT_FAILS = (
     "Keras 3's model.fit() does not work under MultiWorkerMirroredStrategy (keras issue 20585). What works: tf.keras "
@@ -57,7 +56,6 @@ class TensorflowConfig(BackendConfig):
 
     framework: ClassVar[str] = "tensorflow"
     may_fork: ClassVar[bool] = False
-    has_endpoints: ClassVar[bool] = True
     defaults: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "TF_USE_LEGACY_KERAS": "1",  # Keras 3 cannot model.fit() under MultiWorkerMirroredStrategy
@@ -70,20 +68,18 @@ class TensorflowConfig(BackendConfig):
     def __post_init__(self) -> None:
         check_fields(self, check_seconds, "start_timeout_s", above_zero=True)
 
-    def environment(self, plan: WorldPlan, rank: RankPlan, endpoints: Sequence[str]) -> dict[str, str]:
-        task = {"type": "worker", "index": rank.rank}
-        return {"TF_CONFIG": json.dumps({"cluster": {"worker": list(endpoints)}, "task": task})}
-
     def setup(self, context: TrainContext) -> None:
-        """Hide the GPUs of other workers, bypass proxies between the workers, and wait for the other ranks.
+        """Hide the GPUs of other workers, and set TF_CONFIG. No proxies are used between the workers.
 
         A strategy would take every GPU that it sees. Raises CollectiveError, naming them, for ranks that do not arrive
         within ``start_timeout_s``.
         """
         _hide_other_gpus(context.devices)
-        bypass_proxies(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
-        if context.world_size > 1:
-            session_of("tensorflow").collective("the start of TensorFlow", b"", timeout_s=self.start_timeout_s)
+        reserved, call = session_of("tensorflow").addresses, "get_worker_addresses"
+        workers = reserved.by_name(call, "tensorflow", on_every_rank=True, timeout_s=self.start_timeout_s)
+        task = {"type": "worker", "index": context.world_rank}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
+        bypass_proxies(workers)
 
     def at_report(self) -> None:
         """Reinstall Python's handler for SIGTERM, which stops train_func.

@@ -12,8 +12,7 @@ from distrain.api import current
 from distrain.data.blocks import converted, object_types, to_arrays
 from distrain.errors import DataError
 from distrain.torch.device import get_device
-from distrain.torch.nested import map_leaves
-from distrain.torch.transfer import on_device
+from distrain.torch.transfer import map_leaves, on_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

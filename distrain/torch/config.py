@@ -15,6 +15,7 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.api import current
@@ -26,6 +27,8 @@ from distrain.worker import flight_recorder
 from distrain.worker.places import names_in_reach
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from distrain.api.context import TrainContext
 
 _group_numbers = itertools.count()
@@ -52,11 +55,14 @@ _CURES = {
     "Found no NVIDIA driver|No CUDA GPUs are available|not compiled with CUDA enabled": "move models and batches to "
     "distrain.torch.get_device(), the device of each rank, instead of .cuda(). Workers have GPUs only with "
     "ScalingConfig(use_gpu=True), or --use-gpu",
-    "^'DistributedDataParallel' object has no attribute": "prepare_model() has wrapped your model: it is model.module",
+    "^AttributeError: 'DistributedDataParallel' object has no attribute": "prepare_model() has wrapped your model: it "
+    "is model.module",
+    "ProcessGroupNCCL is only supported with GPUs": "leave TorchConfig.backend out, which means gloo, or ask for GPUs "
+    "with ScalingConfig(use_gpu=True)",
+    "Unable to find address for: ": "this host lacks that network interface; correct GLOO_SOCKET_IFNAME, or unset it",
     "can only torch.load from a file": "get_checkpoint() returns None in a new run, else a Checkpoint, whose files are "
     "in a directory: `with checkpoint.as_directory() as folder: torch.load(f'{folder}/model.pt')`",
 }
-"""What to do about errors with such texts, by regular expressions."""
 _MEETING_ELSEWHERE = {"horovod", "mpi4py"}
 """Packages with collectives of their own."""
 
@@ -78,6 +84,7 @@ class TorchConfig(BackendConfig):
     framework: ClassVar[str] = "torch"
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed", "distrain.torch.config", "encodings.idna")
     """Connecting to rank 0 needs the last one."""
+    cures: ClassVar[Mapping[str, str]] = MappingProxyType(_CURES)
 
     backend: str | None = None
     timeout_s: float = 1800
@@ -93,8 +100,7 @@ class TorchConfig(BackendConfig):
     def setup(self, context: TrainContext) -> None:
         """Choose the device and join the process group, also for a single worker, so that scripts need no special case.
 
-        Raises ValueError for nccl without a GPU or among workers that share one, and for a network interface that this
-        host lacks, RuntimeError if there is a process group already.
+        Raises ValueError for nccl among workers that share a GPU, RuntimeError if there is a process group already.
         """
         torch = require("torch")
         from torch import distributed
@@ -108,13 +114,6 @@ class TorchConfig(BackendConfig):
         if context.devices:
             torch.cuda.set_device(context.devices[0])
         backend = self._backend(context)
-        if "nccl" in backend and not torch.cuda.is_available():
-            raise ValueError(
-                f"TorchConfig.backend={backend!r}: NCCL needs GPUs, and this worker has none: leave it out, which "
-                "means gloo, or ask for GPUs with ScalingConfig(use_gpu=True)"
-            )
-        if "gloo" in backend:
-            _check_interface()
         if context.world_rank:
             _await_store(self.timeout_s)
         _join_group(backend, _nccl_device(context, backend), timedelta(seconds=self.timeout_s))
@@ -139,9 +138,6 @@ class TorchConfig(BackendConfig):
         values: list[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(values, value)
         return values
-
-    def explain(self, error: BaseException) -> str | None:
-        return next((cure for signs, cure in _CURES.items() if re.search(signs, str(error))), None)
 
     def portable(self, data: dict[str, Any]) -> dict[str, Any]:
         from distrain.torch.checkpoint import portable
@@ -212,17 +208,6 @@ def _has_trained_alone() -> bool:
         return "pg_config" not in seen
     groups = list(distributed.distributed_c10d._world.pg_map)
     return len(groups) == 1 and not groups[0]._get_sequence_number_for_group()  # type: ignore[attr-defined]
-
-
-def _check_interface() -> None:
-    """Raise ValueError if the user wants gloo to use a network interface that this host does not have."""
-    wanted = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    known = [name for _, name in socket.if_nameindex()]
-    if missing := [name for name in wanted.split(",") if name and ":" not in name and name not in known]:  # no alias
-        raise ValueError(
-            f"GLOO_SOCKET_IFNAME={wanted}: this host has no network interface {missing[0]}, but {', '.join(known)}; "
-            "correct the variable, or leave it out"
-        )
 
 
 def _await_store(timeout_s: float) -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from torch import distributed
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import DataLoader, IterableDataset
 
 from distrain.torch.device import get_device
-from distrain.torch.nested import map_leaves
-from distrain.torch.progress import SamplerProgress, counted, progress_of, timed
+from distrain.torch.progress import SamplerProgress, counted, progress_of
 from distrain.torch.reproducibility import loader_generator, order_seed
 from distrain.torch.sampler import is_distributed, is_plain, shared
 from distrain.torch.transfer import on_device
@@ -82,7 +82,8 @@ def prepare_data_loader(
     StatefulDataLoader, is asked for its state, which needs the same number of workers. If it has a position, its own
     ``load_state_dict()`` is refused, because it would skip the same rows again.
 
-    Batches may be tensors; dicts, lists, tuples, named tuples and dataclasses of tensors; and objects with a ``to()``.
+    Batches may be tensors; dicts, lists, tuples and named tuples of tensors; and objects with a ``to()``. What is in
+    objects of other classes is not moved.
 
     A subclass of DataLoader keeps its class and attributes. A subclass that derives something from its sampler in the
     constructor keeps using that sampler, and must divide the data itself.
@@ -142,7 +143,7 @@ class _PreparedLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         loop = self._progress.begin()
         batches = on_device(super().__iter__(), self._device, ahead=self._auto_transfer)
-        return counted(timed(batches, self._session), self._progress, loop)
+        return counted(batches, self._progress, loop, self._session)
 
 
 # -- the results of all ranks ------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ def gather_for_metrics(values: T) -> T:
     """Return the rows of all ranks, each row of the data once, for metrics such as accuracy.
 
     values: what this rank has computed of the newest batch of a prepared loader: a tensor with one row for each of the
-        batch, or such tensors in dicts, lists, tuples and dataclasses. All ranks call it for each batch.
+        batch, or such tensors in dicts, lists and tuples. All ranks call it for each batch.
 
     A prepared loader gives each rank a share, and repeats rows if the data does not divide evenly. The result, which is
     the same on all ranks, is without these, and in the order of the data, or of the loader's sampler. If the loader
@@ -172,8 +173,7 @@ def gather_for_metrics(values: T) -> T:
     the batch, for rows of different shapes, and with ``in_order=False``, where it is not known which rows are repeated.
     """
     session = session_of("torch.gather_for_metrics")
-    leaves: list[Any] = []
-    map_leaves(values, leaves.append)
+    leaves, structure = tree_flatten(values)
     places = _places(session, leaves)
     if session.context.world_size == 1:
         return values
@@ -186,8 +186,8 @@ def gather_for_metrics(values: T) -> T:
         joined = [torch.cat(parts)[index] for parts in zip(*(of_rank for _, of_rank in everyone), strict=True)]
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"gather_for_metrics(): ranks have rows of different shapes, pad them: {error}") from error
-    rest = iter(joined)
-    return map_leaves(values, lambda leaf: next(rest).to(leaf.device))  # type: ignore[no-any-return]
+    rows = [tensor.to(leaf.device) for tensor, leaf in zip(joined, leaves, strict=True)]
+    return tree_unflatten(rows, structure)  # type: ignore[no-any-return]
 
 
 def _places(session: Session, leaves: list[Any]) -> list[int]:

@@ -41,17 +41,23 @@ def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> P
         progress = Progress(name, session)
         progress.repeats_rows = isinstance(sampler, ResumableSampler)
     session.loaders.append(progress)
-    if start and progress.has_position:
-        progress.resume(start)
-    if resume and progress.has_position:
+    if isinstance(progress, (SamplerProgress, StateProgress)) and resume:
+        if start:
+            progress.resume(start)
         session.positions[name] = progress.position
     return progress
 
 
-def counted(batches: Iterator[Any], progress: Progress, loop: DataLoop) -> Iterator[Any]:
-    """Yield the batches of a loop, and count them."""
+def counted(batches: Iterator[Any], progress: Progress, loop: DataLoop, session: Session) -> Iterator[Any]:
+    """Yield the batches of a loop. Count them, and the time for which train_func waits for them."""
+    ended = object()
     try:
-        for batch in batches:
+        while True:
+            began = time.monotonic()
+            batch = next(batches, ended)
+            session.loader_wait_s += time.monotonic() - began
+            if batch is ended:
+                break
             loop.take()
             yield batch
     except GeneratorExit:
@@ -60,19 +66,6 @@ def counted(batches: Iterator[Any], progress: Progress, loop: DataLoop) -> Itera
         raise
     loop.end()
     progress.end(loop)
-
-
-def timed(batches: Iterator[Any], session: Session) -> Iterator[Any]:
-    """Yield the batches, and add the time for which train_func waits for them to the session's."""
-    while True:
-        began = time.monotonic()
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        finally:
-            session.loader_wait_s += time.monotonic() - began
-        yield batch
 
 
 def _note_repetition(progress: SamplerProgress, session: Session) -> None:
@@ -101,10 +94,6 @@ class Progress:
         self._session = session
         self.loop: DataLoop | None = None
 
-    def resume(self, start: Mapping[int, dict[str, Any]]) -> None:
-        """Begin at the position of a checkpoint, which is given by rank. Raises DataError if it is of other data."""
-        raise NotImplementedError
-
     def begin(self) -> DataLoop:
         """Begin a loop, just before the loader does."""
         session = self._session
@@ -113,10 +102,6 @@ class Progress:
 
     def end(self, loop: DataLoop) -> None:
         """Note that a loop has ended, or that train_func has left it."""
-
-    def position(self) -> dict[str, Any]:
-        """Return the position after the batches that train_func has got, as JSON."""
-        raise NotImplementedError
 
     def places(self, rows: int) -> list[int] | None:
         """Return the places in the order of so many rows: those of the newest batch. Rows that come again have -1.
@@ -143,9 +128,9 @@ class SamplerProgress(Progress):
         self._first = 0
 
     def resume(self, start: Mapping[int, dict[str, Any]]) -> None:
-        """Begin at the position of a checkpoint, with its seed.
+        """Begin at the position of a checkpoint, which is given by rank, with its seed.
 
-        If ranks have come further than others, some rows come again.
+        If ranks have come further than others, some rows come again. Raises DataError if it is of other data.
         """
         position = min(start.values(), key=lambda position: (position["epoch"], position["rows"]))
         self._sampler.seed = position["order"]["seed"]
@@ -183,7 +168,7 @@ class SamplerProgress(Progress):
             self._sampler.complete(self._epoch)
 
     def position(self) -> dict[str, Any]:
-        """Return the position: the epoch, and the rows that all ranks have taken."""
+        """Return the position after the batches that train_func has got: the epoch, and the rows of all ranks."""
         epoch, rows = self._epoch, self._first
         if self.loop:
             self.loop.report()

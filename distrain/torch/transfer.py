@@ -1,15 +1,14 @@
-"""The way of a loader's batches to the device. Runs in: worker."""
+"""The way of batches to the device, and functions of the tensors in them. Runs in: worker."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import torch
-
-from distrain.torch.nested import map_leaves
+from torch.utils._pytree import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 def on_device(batches: Iterator[Any], device: torch.device, *, ahead: bool = True) -> Iterator[Any]:
@@ -56,3 +55,12 @@ def _arrived(leaf: Any, device: torch.device, current: torch.cuda.Stream) -> Any
 def moved(batch: Any, device: torch.device) -> Any:
     """Return the batch with everything that has a ``to()`` on the device."""
     return map_leaves(batch, lambda leaf: leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf)
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a copy of ``value`` with ``change(leaf)`` instead of every leaf.
+
+    It descends into the containers that torch knows: dicts, lists, tuples, named tuples, and classes that were
+    registered with ``torch.utils._pytree``. Leaves are tensors, objects with a ``to()``, and everything else.
+    """
+    return tree_map(change, value, is_leaf=lambda one: callable(getattr(one, "to", None)))

@@ -186,7 +186,7 @@ class StorageExecutor:
                 state = (path.stat().st_mtime_ns, path.stat().st_size)
                 if self._mirrored.get(name) != state:
                     self._check_pause()
-                    run.put(path, name)
+                    run.put_all(self._spool, [name])
                     self._mirrored[name] = state
 
     def beat(self) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 28
+WIRE_VERSION = 29
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -136,8 +136,7 @@ class Prepare(Message):
 
     body: the pickled job. lease_s: seconds of silence after which agent and coordinator count each other as lost.
     is_local: the host is the coordinator's own, reached without ssh. workers: how many there will be. python: their
-    interpreter; empty for the agent's own. numa_binding: see :class:`~distrain.api.config.ScalingConfig`; empty for
-    none.
+    interpreter; empty for the agent's own. binds_to_cpus: each worker may only use the CPUs near its GPU.
 
     Coordinator -> agent.
     """
@@ -152,8 +151,7 @@ class Prepare(Message):
     workers: int
     body: bytes
     python: str = ""
-    numa_binding: str = ""
-    gpus_per_worker: float = 0
+    binds_to_cpus: bool = False
 
 
 @message
@@ -216,29 +214,28 @@ class Close(Message):
 
 
 @message
-class ReservePorts(Message):
-    """Keep this many TCP ports for the attempt.
+class ReservePort(Message):
+    """Keep a TCP port for the rendezvous of the attempt.
 
     peer: the address of another host, if this host has to find out its own address; else empty.
 
-    Coordinator -> agent; answered by :class:`RendezvousPorts`.
+    Coordinator -> agent; answered by :class:`RendezvousPort`.
     """
 
     attempt: int
-    ports: int
     peer: str = ""
 
 
 @message
-class RendezvousPorts(OfAttempt):
-    """The ports are bound, and stay bound until the attempt has ended.
+class RendezvousPort(OfAttempt):
+    """The port is bound, and stays bound until the attempt has ended.
 
     address: the address by which ``peer`` can reach this host; empty if there was no peer.
 
     Agent -> coordinator.
     """
 
-    ports: list[int]
+    port: int
     address: str = ""
 
 
@@ -769,13 +766,11 @@ class Running(FromWorker):
 
 @message
 class DebuggerSays(FromWorker):
-    """Output of the debugger of a rank for its user: pdb's for a terminal, debugpy's for an editor.
+    """Output of the pdb of a rank for the terminal of its user.
 
     stopped: why the rank waits for the user, such as ``has stopped in load_batch (train.py:31)``; empty if it does not
     wait. Then ``body`` ends with the prompt of pdb. closed: the rank continues without the debugger, and, if it is not
     empty, for this reason.
-
-    The first message from debugpy has the rank's working directory as its body.
 
     Worker -> coordinator -> ``distrain debug``.
     """
@@ -789,13 +784,13 @@ class DebuggerSays(FromWorker):
 class DebuggerInput(ToWorker):
     """Input from the user of a debugger; empty if they are gone.
 
-    opens: the debugger to open first, pdb or debugpy. pdb opens at the line where the main thread is.
+    opens: open pdb at the line where the main thread is.
 
     ``distrain debug`` -> coordinator -> agent -> worker.
     """
 
     body: bytes = b""
-    opens: str = ""
+    opens: bool = False
 
 
 @message

@@ -81,11 +81,11 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     current.session = session
     debugger = Debugger(session, spec.debug_rank)
     debugger.install()
-    session.on_profile = partial(begin_profile, session)
+    session.hooks["profile"] = partial(begin_profile, session)
     run = context.get_storage().experiment_fs_path
     fetch_with(session.fetch_checkpoint, run, lacks_storage=not context.sees_storage)
     sampler = VitalsSampler(session, spec.vitals_s)
-    sampler.poll = lambda: debugger.has_editor or session.poll()
+    sampler.poll = session.poll
 
     def ended(error: BaseException | None) -> None:
         try:
@@ -97,8 +97,8 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     flush_output()
     with contextlib.suppress(OSError):
         channel.send(result.outcome)
-    if result.outcome.ok and result.work is not None:
-        _disconnect_peers(result.work, session)
+    if result.outcome.ok:
+        _disconnect_peers(session)
     exit_process(result.outcome.exit_code, result.error, is_shown=True)
 
 
@@ -226,14 +226,14 @@ def _load(job_fd: int) -> job.Work:
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
-def _disconnect_peers(work: job.Work, session: Session) -> None:
+def _disconnect_peers(session: Session) -> None:
     """Tear down the framework, so that no peer waits for this rank.
 
     Rank 0 waits for the end of all ranks if the framework keeps something for them, such as the store of the process
     group. A rank with local files that it must delete waits, too.
     """
     try:
-        kept = work.backend.teardown(session.context)
+        kept = session.work.backend.teardown(session.context)
     except Exception:
         traceback.print_exc()
         return

@@ -18,14 +18,15 @@ from distrain.system.stacks import PRIVATE, WRAPPERS
 from distrain.system.text import LIBRARY_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import FrameType
 
 _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _COLLECTIVE_FILES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
 _CHANNEL_FILE = os.path.join(_OWN_FILES, "wire", "channel.py")
 """Files whose functions wait in native code for other ranks."""
-_DEBUGGER_FILES = {os.path.join(_OWN_FILES, "worker", name) for name in ("debugger.py", "remote_pdb.py")}
+_DEBUGGER_FILES = re.compile(r"/distrain/worker/(debugger|remote_pdb)\.py$|/debugpy/")
+"""Those of distrain's debugger, and of one that the user's code has started."""
 _WAITING_FUNCTIONS = {"_engine_run_backward", "synchronize"}
 """Functions of torch: DDP waits for other ranks in backward(), and a GPU waits for them in its queue."""
 _WAITING_CALL = re.compile(r"\.(wait|item|cpu|tolist|synchronize)\(\)")
@@ -33,7 +34,6 @@ _WAITING_CALL = re.compile(r"\.(wait|item|cpu|tolist|synchronize)\(\)")
 
 
 _SWITCH_S = 5e-5
-_get_switch_s, _set_switch_s = sys.getswitchinterval, sys.setswitchinterval
 _napping = threading.RLock()
 _usual_s: float | None = None
 """During a nap, the switch interval after it."""
@@ -46,7 +46,7 @@ def _reset_in_child() -> None:
     global _napping
     _napping = threading.RLock()  # the thread that holds the other one is not in the child
     if _usual_s is not None:
-        _set_switch_s(_usual_s)
+        sys.setswitchinterval(_usual_s)
     if _threshold is not None:
         gc.set_threshold(*_threshold)
 
@@ -62,23 +62,13 @@ def nap(seconds: float) -> None:
     """
     global _usual_s
     with _napping:
-        _usual_s = _get_switch_s()
-        _set_switch_s(_SWITCH_S)
+        _usual_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
+        during_nap = sys.getswitchinterval()
         time.sleep(seconds)
-        _set_switch_s(_usual_s)
+        if sys.getswitchinterval() == during_nap:  # else the user's code has set it
+            sys.setswitchinterval(_usual_s)
         _usual_s = None
-
-
-def _after_naps(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arguments: Any) -> Any:
-        with _napping:
-            return function(*arguments)
-
-    return call
-
-
-SWITCH_FUNCTIONS = _after_naps(_get_switch_s), _after_naps(_set_switch_s)
-"""For ``sys``, instead of its own, so that the user's code neither sees nor changes the interval of a nap."""
 
 
 @contextlib.contextmanager
@@ -155,12 +145,12 @@ def is_waiting(frame: FrameType) -> bool:
 def is_asking(frame: FrameType) -> bool:
     """Return whether a thread waits for an answer from distrain, and not for other ranks."""
     in_channel = frame.f_code.co_filename == _CHANNEL_FILE
-    return in_channel and not any(one.f_code.co_name == "meet" for one in outwards(frame))
+    return in_channel and not any(one.f_code.co_name == "collective" for one in outwards(frame))
 
 
 def is_in_debugger(frame: FrameType) -> bool:
     """Return whether the debugger of the rank has stopped a thread, or is about to."""
-    return any(one.f_code.co_filename in _DEBUGGER_FILES for one in outwards(frame))
+    return any(_DEBUGGER_FILES.search(one.f_code.co_filename) for one in outwards(frame))
 
 
 def is_in_collective(frame: FrameType) -> bool:

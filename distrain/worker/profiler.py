@@ -27,6 +27,7 @@ from distrain.worker.user_code import keep_evidence
 if TYPE_CHECKING:
     from types import FrameType
 
+    from distrain import wire
     from distrain.worker.session import Session
 
 _SAMPLE_S = 0.01
@@ -39,9 +40,9 @@ _lock = threading.Lock()
 """Held during a profile. Another one begins after it."""
 
 
-def begin_profile(session: Session, seconds: float) -> None:
+def begin_profile(session: Session, request: wire.Ask) -> None:
     """Profile this rank, and send what is found, in a thread."""
-    start_hidden_thread(_profile, session, seconds)
+    start_hidden_thread(_profile, session, request.seconds)
 
 
 def _profile(session: Session, seconds: float) -> None:

@@ -30,6 +30,7 @@ from distrain.system.log import say, warn_once
 from distrain.system.remote_path import RemotePath
 from distrain.system.scratch import memory_directory
 from distrain.worker.addresses import ReservedAddresses
+from distrain.worker.job.job import ScriptWork, Work
 from distrain.worker.reporting.checks import (
     check_checkpoint,
     check_finite,
@@ -46,7 +47,6 @@ from distrain.worker.reporting.metrics import encode_metrics
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from distrain.data.datasets import RunDatasets
     from distrain.data.iterator import DataIterator
     from distrain.data.positions import DataLoop
     from distrain.worker.reporting.written_files import WrittenFiles
@@ -103,22 +103,18 @@ class Session:
         """See :class:`~distrain.wire.WorkerSpec`."""
         self.loaders: list[Any] = []
         """The progress of each prepared loader. The place in the list names the loader."""
-        self.stopped = False
-        """True once should_stop() has been true."""
         self.released = False
         """True once every rank has finished."""
-        self.backend = BackendConfig()
-        """That of the work, once it is loaded."""
-        self.datasets: RunDatasets | None = None
-        """The datasets of the trainer, if it has any."""
+        self.work = Work(backend=BackendConfig())
+        """What this rank runs, once it is loaded."""
+        self.stage = "import"
+        """How far this rank has got: then come ``setup`` and ``run``."""
         self._shards: dict[str, DataIterator] = {}
         self.loader_wait_s = 0.0
         """Seconds for which train_func has waited for prepared loaders."""
         self._waits = {"data": 0.0, "checkpoint": 0.0}
         """Seconds for which this rank has waited so far. The next report has those since the last one."""
         self._reported_waits = dict(self._waits)
-        self.runs_script = False
-        """True if this rank runs a script, as under torchrun, and no function."""
         self._channel = channel
         self._reports = 0
         self._has_resumed = False
@@ -151,18 +147,11 @@ class Session:
         self._list_requests = 0
         self._list: wire.CheckpointList | None = None
         self._stop_calls = 0
-        self._stop_at: int | None = None
-        self._vote_at = math.inf
+        self._stop_at = self._vote_at = math.inf
         self.after_call: Callable[[], None] = lambda: None
         """Called after every call that may have kept the debugger from opening; set by it."""
-        self.on_dump: Callable[[], object] = lambda: None
-        """Sends what torch's flight recorder has; set by the sampler."""
-        self.on_question: Callable[[], object] = lambda: None
-        """Sends again whether the main thread stands still; set by the sampler."""
-        self.on_profile: Callable[[float], object] = lambda seconds: None
-        """Begins a profile of this rank; set by :mod:`distrain.worker.main`."""
-        self.on_debugger_input: Callable[[wire.DebuggerInput], None] = lambda message: None
-        """Passes on what the user of the debugger sends; set by it."""
+        self.hooks: dict[str, Callable[[Any], object]] = {}
+        """What the sampler, the profiler or the debugger does with a question for it: by what a wire.Ask asks for."""
         self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
         self._call = ""
         """The call that holds the lock."""
@@ -182,7 +171,7 @@ class Session:
         with self._exclusive("report()"), contextlib.ExitStack() as stack:
             options = self._choose_memory(options) if checkpoint else options
             stack.enter_context(self._counted(has_checkpoint=checkpoint is not None))
-            self.backend.at_report()
+            self.work.backend.at_report()
             body = encode_metrics(metrics)
             check_finite(body, self._nan_metric)
             steps = check_progress(progress)
@@ -271,7 +260,7 @@ class Session:
         """Return the checkpoint to store, how to store it, and the local files to delete once it is committed."""
         if self.temporary is not None and (part := self.temporary.own_part(checkpoint)) is not None:
             checkpoint, options = part, replace(options, delete=True)
-        checkpoint = checkpoint.as_reported(self._checkpoints, self.backend.portable)
+        checkpoint = checkpoint.as_reported(self._checkpoints, self.work.backend.portable)
         is_local = bool(checkpoint.path) and checkpoint.remote_path is None
         local_files = None
         copies_first = False
@@ -385,7 +374,7 @@ class Session:
 
     @cached_property
     def _positions_at_start(self) -> dict[str, dict[int, dict[str, Any]]]:
-        start, datasets = self.started_from, self.datasets
+        start, datasets = self.started_from, self.work.run_datasets
         stored = start.get_metadata().get(POSITIONS, {}) if start is not None else {}
         ignored = datasets.by_name if datasets and not datasets.resume and not self._goes_on else {}
         positions = {
@@ -502,14 +491,15 @@ class Session:
 
     def dataset_shard(self, name: str | None) -> DataIterator:
         """Do what :func:`distrain.get_dataset_shard` does."""
-        known = list(self.datasets.by_name) if self.datasets else []
+        datasets = self.work.run_datasets
+        known = list(datasets.by_name) if datasets else []
         if name is None:
             name = known[0] if len(known) == 1 else "train"
-        if self.datasets is None or name not in known:
+        if datasets is None or name not in known:
             names = f"has {', '.join(map(repr, known))}" if known else "was not given"
             raise KeyError(f"there is no dataset {name!r}: the trainer's datasets= {names}")
         if name not in self._shards:
-            self._shards[name] = self.datasets.shard(
+            self._shards[name] = datasets.shard(
                 name,
                 self.context.world_rank,
                 self.context.world_size,
@@ -556,18 +546,21 @@ class Session:
             self._stop_calls += 1
             if self._stop_calls == 1:
                 self.send(wire.StopVote)
-            if self._stop_at is None and self._stop_calls >= self._vote_at:
-                self._agree()
-            self.stopped = self.stopped or (self._stop_at is not None and self._stop_calls >= self._stop_at)
+            if self._stop_at == math.inf and self._stop_calls >= self._vote_at:
+                # Until the ranks agree at which call they stop, or vote again: see distrain.decisions.stop_consensus.
+                self.send(wire.StopVote, call=self._stop_calls)
+                self.wait_until(lambda: self._stop_at < math.inf or self._vote_at > self._stop_calls)
             return self.stopped
 
-    def _agree(self) -> None:
-        """Wait until the ranks agree at which call of should_stop() they stop, or at which they vote again.
+    @property
+    def stopped(self) -> bool:
+        """True once should_stop() has been true."""
+        return self._stop_calls >= self._stop_at
 
-        See :mod:`distrain.decisions.stop_consensus`.
-        """
-        self.send(wire.StopVote, call=self._stop_calls)
-        self.wait_until(lambda: self._stop_at is not None or self._vote_at > self._stop_calls)
+    @property
+    def runs_script(self) -> bool:
+        """True if this rank runs a script, as under torchrun, and no function."""
+        return isinstance(self.work, ScriptWork)
 
     @contextlib.contextmanager
     def _exclusive(self, caller: str) -> Iterator[None]:
@@ -726,14 +719,10 @@ class Session:
                 self._stop_at = call
             case wire.StopDecision(call=call):
                 self._vote_at = call
-            case wire.DebuggerInput():
-                self.on_debugger_input(message)
-            case wire.Ask(what="standstill"):
-                self.on_question()
-            case wire.Ask(what="flight_recorder"):
-                self.on_dump()
-            case wire.Ask(seconds=seconds):
-                self.on_profile(seconds)
+            case wire.Ask(what=what) if what in self.hooks:
+                self.hooks[what](message)
+            case wire.DebuggerInput() if "debugger" in self.hooks:
+                self.hooks["debugger"](message)
             case wire.Release():
                 self.released = True
 

@@ -30,9 +30,9 @@ from distrain.system.notebook import cell_of, with_cells
 from distrain.system.peer_errors import blames_peer
 from distrain.system.pickling import pickled
 from distrain.system.text import LIBRARY_FILE, signal_in_words
-from distrain.worker.job.job import ScriptWork, TargetWork
+from distrain.worker.job.job import FunctionWork, TargetWork
 from distrain.worker.job.unpicklable import describe_unpicklable
-from distrain.worker.places import at, no_collection, outwards, place_of
+from distrain.worker.places import at, no_collection, place_of
 from distrain.worker.reporting.written_files import WrittenFiles
 
 if TYPE_CHECKING:
@@ -63,10 +63,9 @@ OWN_FILES = (os.path.dirname(os.path.dirname(__file__)), "<frozen runpy>", "<fro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """How a rank has ended: the message that says it, the work (None if it could not be loaded), and the exception."""
+    """How a rank has ended: the message that says it, and the exception."""
 
     outcome: wire.Outcome
-    work: Work | None
     error: BaseException | None = None
 
 
@@ -82,73 +81,62 @@ def run_rank(
     observed: a context in which it is run.
     ended: called with what it has raised, before the outcome is made.
     """
-    steps = _Steps()
     value, error = None, None
     try:
         try:
-            value = steps.take(load, session, observed)
+            value = _run(load, session, observed)
         except BaseException as raised:
             error = raised
         ended(error)
     except BaseException as interrupt:  # a signal handler raised it after the user's code had returned
         ended(None)
-        steps, error = _Steps(stage="run"), interrupt
+        session.stage, error = "run", interrupt
     body = pickled(None)
     if error is None and session.context.world_rank == 0:
         try:
             body = _pickled_value(value)
         except BaseException as interrupt:  # Ctrl-C without workers
             error = interrupt
-    if error is None or (isinstance(error, SystemExit) and _exit_code(error) == 0 and steps.stage == "run"):
+    if error is None or (isinstance(error, SystemExit) and _exit_code(error) == 0 and session.stage == "run"):
         if error is not None and not session.runs_script:
             print(f"distrain: {_one_line(error)} has ended train_func on this rank", file=sys.stderr)
         attempt, rank = session.context.attempt, session.context.world_rank
         outcome = wire.Outcome(
-            attempt=attempt, rank=rank, ok=True, stage=steps.stage, body=body, stopped=session.stopped
+            attempt=attempt, rank=rank, ok=True, stage=session.stage, body=body, stopped=session.stopped
         )
-        return RankResult(outcome=outcome, work=steps.work)
+        return RankResult(outcome=outcome)
     if isinstance(error, SystemExit) and isinstance(error.code, str):
         print(error.code, file=sys.stderr)  # as the interpreter does
-    return RankResult(outcome=_failure(session, steps, error), work=steps.work, error=error)
+    return RankResult(outcome=_failure(session, error), error=error)
 
 
-@dataclass(slots=True)
-class _Steps:
-    """The steps up to the end of the user's code. ``stage``: how far it got: ``import``, ``setup`` or ``run``."""
-
-    stage: str = "import"
-    work: Work | None = None
-
-    def take(self, load: Callable[[], Work], session: Session, observed: AbstractContextManager[None]) -> Any:
-        """Return what the user's code returns."""
-        pid, context = os.getpid(), session.context
-        try:
-            work = self.work = load()
-            session.backend = work.backend
-            session.runs_script = isinstance(work, ScriptWork)
-            session.datasets = work.run_datasets
-            if work.initialises_backend:
-                self.stage = "setup"
-                work.backend.setup(context)
-            self.stage = "run"
-            work.backend.at_begin(context)
-            session.send(wire.Running)
-            with observed, WrittenFiles(tempfile.gettempdir()) as session.temporary:
-                if work.before is not None:
-                    work.before()
-                value = work.run()
-                if os.getpid() != pid:
-                    _end_forked_child(None)
-                work.backend.at_end(context)
-                session.finish_uploads()
-        except BaseException as error:
+def _run(load: Callable[[], Work], session: Session, observed: AbstractContextManager[None]) -> Any:
+    """Take all steps up to the end of the user's code, and return what it returns."""
+    pid, context = os.getpid(), session.context
+    try:
+        work = session.work = load()
+        if work.initialises_backend:
+            session.stage = "setup"
+            work.backend.setup(context)
+        session.stage = "run"
+        work.backend.at_begin(context)
+        session.send(wire.Running)
+        with observed, WrittenFiles(tempfile.gettempdir()) as session.temporary:
+            if work.before is not None:
+                work.before()
+            value = work.run()
             if os.getpid() != pid:
-                _end_forked_child(error)
-            session.finish_copy_from_gpu()
-            if isinstance(error, Rollback) and error.skip_batch:
-                error.skip_to = session.positions_to_skip_to()
-            raise
-        return value
+                _end_forked_child(None)
+            work.backend.at_end(context)
+            session.finish_uploads()
+    except BaseException as error:
+        if os.getpid() != pid:
+            _end_forked_child(error)
+        session.finish_copy_from_gpu()
+        if isinstance(error, Rollback) and error.skip_batch:
+            error.skip_to = session.positions_to_skip_to()
+        raise
+    return value
 
 
 # -- the end of the process ------------------------------------------------------------------------------------------
@@ -203,12 +191,9 @@ def _say_what_is_awaited(main: int) -> None:
         time.sleep(NOTICE_S * 2**times)
         with no_collection():
             frames = sys._current_frames()
-            path = [*itertools.takewhile(lambda one: one.f_code is not exit_process.__code__, outwards(frames[main]))]
-            if path and path[-1].f_code is threading._shutdown.__code__:  # type: ignore[attr-defined]
-                threads = [one for one in threading.enumerate() if not one.daemon and one.ident != main]
-                awaited = {f"the thread {one.name!r}": frames.get(one.ident or 0) for one in threads}
-            else:
-                awaited = {"an exit handler": [*filter(place_of, path[:1]), *path[-1:], None][0]}
+            others = [one for one in threading.enumerate() if not one.daemon and one.ident != main]
+            awaited = {f"the thread {one.name!r}": frames.get(one.ident or 0) for one in others}
+            awaited = awaited or {"an exit handler": frames[main]}
             places = [f"{what}, at {place_of(one) or at(one, one)}" if one else what for what, one in awaited.items()]
         print(f"distrain: the code has ended; waiting for {' and '.join(places)}; Ctrl-C ends it", file=sys.stderr)
 
@@ -242,7 +227,7 @@ def _pickled_value(value: object) -> bytes:
     try:
         return pickled(value)
     except Exception as error:
-        culprit = describe_unpicklable("return_value", value)
+        culprit = describe_unpicklable(("return_value", value))
         warn(
             f"train_func has finished, but Result.return_value is None: {culprit} cannot be pickled: "
             f"{_one_line(error)}. Return plain data, or save it in a checkpoint."
@@ -250,9 +235,9 @@ def _pickled_value(value: object) -> bytes:
         return pickled(None)
 
 
-def _failure(session: Session, steps: _Steps, error: BaseException) -> wire.Outcome:
+def _failure(session: Session, error: BaseException) -> wire.Outcome:
     text = _traceback_text(error)
-    advice = _gpu_memory(session, error) or _explanation(steps.work, error, text)
+    advice = _gpu_memory(session, error) or _explanation(session.work, error, text)
     rollback = None
     if isinstance(error, Rollback):
         rollback = {"why": _one_line(error).partition(": ")[2], "skip_to": error.skip_to}
@@ -260,7 +245,7 @@ def _failure(session: Session, steps: _Steps, error: BaseException) -> wire.Outc
         attempt=session.context.attempt,
         rank=session.context.world_rank,
         ok=False,
-        stage=steps.stage,
+        stage=session.stage,
         error=_with_users_paths(_one_line(error)),
         traceback=_with_users_paths(text) + (f"distrain: {advice}\n" if advice else ""),
         exit_code=_exit_code(error),
@@ -419,10 +404,10 @@ def _with_users_paths(text: str) -> str:
     return text.replace(f"{brought}/", "/") if brought else text
 
 
-def _explanation(work: Work | None, error: BaseException, traceback_text: str) -> str | None:
+def _explanation(work: Work, error: BaseException, traceback_text: str) -> str | None:
     """Return what distrain or the framework's backend adds to the text of an exception."""
-    text = work.backend.explain(error) if work is not None else None
-    if _raised_in(error) in ("bdb", "pdb") and _has_no_stdin():
+    text = work.backend.explain(error)
+    if _raised_in(error) in ("bdb", "pdb") and not os.isatty(0):
         text = (
             "pdb needs a terminal, which workers do not have: name a rank with RunConfig(debug_rank=0) or "
             "--debug-rank 0, or train in your own process with ScalingConfig(num_workers=0)"
@@ -438,7 +423,7 @@ def _explanation(work: Work | None, error: BaseException, traceback_text: str) -
         text = (
             f"{work.target} is called with the values of --config and --set, a dict; it has to parse arguments itself"
         )
-    elif isinstance(error, KeyError) and getattr(work, "config", None) == {}:
+    elif isinstance(error, KeyError) and isinstance(work, (FunctionWork, TargetWork)) and not work.config:
         text = "the config is empty: train_loop_config=..., or --config and --set, fill it"
     elif "has no attribute 'set_epoch'" in traceback_text:
         text = "prepare_data_loader() gives a loader a sampler that has set_epoch()"
@@ -473,10 +458,3 @@ def _lacks_threads(error: BaseException) -> bool:
         return str(error).startswith("can't start new thread")
     innermost = traceback.extract_tb(error.__traceback__)[-1:]
     return isinstance(error, BlockingIOError) and any("fork" in f"{frame.name} {frame.line}" for frame in innermost)
-
-
-def _has_no_stdin() -> bool:
-    """Return True if stdin is /dev/null, as in workers."""
-    with contextlib.suppress(OSError):
-        return os.path.samestat(os.fstat(0), os.stat(os.devnull))
-    return True

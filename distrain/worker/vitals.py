@@ -20,7 +20,7 @@ from distrain import wire
 from distrain.errors import DistrainError
 from distrain.system.background import start_hidden_thread
 from distrain.worker import flight_recorder
-from distrain.worker.places import SWITCH_FUNCTIONS, is_waiting, nap, no_collection, place_of
+from distrain.worker.places import is_waiting, nap, no_collection, place_of
 from distrain.worker.standstill import STANDING_S, Standstill
 from distrain.worker.user_code import is_of_communication
 
@@ -56,10 +56,10 @@ class VitalsSampler:
         self._told = ("", "")
         """The state and the place that were sent last."""
         self._told_at = 0.0
-        session.on_question, session.on_dump = self._tell_again, self.dump_recorder
+        session.hooks["standstill"] = lambda _: self._tell_again()
+        session.hooks["flight_recorder"] = lambda _: self.dump_recorder()
 
     def __enter__(self) -> None:
-        sys.getswitchinterval, sys.setswitchinterval = SWITCH_FUNCTIONS
         start_hidden_thread(self._sample)
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:

@@ -305,8 +305,8 @@ class Player:
 
     def _answers(self, host: Host, frame: wire.Frame) -> Iterator[wire.Message]:
         match frame.message():
-            case wire.ReservePorts(attempt=attempt, ports=ports):
-                yield wire.RendezvousPorts(attempt=attempt, ports=[*range(40000, 40000 + ports)])
+            case wire.ReservePort(attempt=attempt):
+                yield wire.RendezvousPort(attempt=attempt, port=40000)
             case wire.SetUpHost():
                 yield wire.HostSetUp()
             case wire.ProbeHost(nonce=nonce) as question:

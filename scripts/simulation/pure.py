@@ -90,8 +90,8 @@ class _World:
 
     def _answers(self, host: str, message: wire.Message) -> Iterator[wire.Message]:
         match message:
-            case wire.ReservePorts(attempt=attempt):
-                yield wire.RendezvousPorts(attempt=attempt, ports=[1])
+            case wire.ReservePort(attempt=attempt):
+                yield wire.RendezvousPort(attempt=attempt, port=1)
             case wire.Start(attempt=attempt, ranks=ranks):
                 self._ranks[host] = [spec["rank"] for spec in ranks]
                 for rank in self._ranks[host]:

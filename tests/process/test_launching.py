@@ -144,11 +144,10 @@ def test_random_numbers_differ_between_ranks_and_attempts(any_fit: Fit) -> None:
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], int]:
     """Install a module: its name and its source."""
-    site = tmp_path / "site"
+    site = tmp_path / "site-packages"
     site.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr("distrain.worker.job.preload._site_folders", lambda: {str(site)})
     return lambda name, source: (site / f"{name}.py").write_text(source)
 
 

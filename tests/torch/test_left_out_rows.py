@@ -12,10 +12,12 @@ from torch.utils.data import DataLoader
 
 import distrain
 from distrain import Rollback
+from distrain.api.backend import BackendConfig
 from distrain.data.datasets import run_datasets
 from distrain.storage.checkpoint import POSITIONS
 from distrain.storage.commit import merged_positions
 from distrain.torch import prepare_data_loader
+from distrain.worker.job.job import Work
 from tests.torch.ranks import acting_as
 
 if TYPE_CHECKING:
@@ -48,7 +50,8 @@ class Run:
             if self._kind == "loader":
                 batches: Iterable[Any] = prepare_data_loader(DataLoader(range(len(ROWS)), SIZE, shuffle=True))
             else:
-                session.datasets = run_datasets({"train": SOURCES[self._kind]()}, "all", on_change="error", resume=True)
+                rows = run_datasets({"train": SOURCES[self._kind]()}, "all", on_change="error", resume=True)
+                session.work = Work(backend=BackendConfig(), run_datasets=rows)
                 batches = session.dataset_shard("train").iter_batches(batch_size=SIZE, prefetch_batches=2)
             try:
                 train(session, batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -261,7 +262,7 @@ def test_a_loader_that_is_prepared_in_each_epoch_cannot_resume_in_one(capfd: pyt
 def test_a_loop_that_is_left_is_an_epoch_unless_the_run_is_stopped(stopped: bool) -> None:
     group = Ranks(1, loader("in order", 10, 2))
     for number, _ in enumerate(group.loaders[0]):
-        group.sessions[0].stopped = stopped
+        group.sessions[0]._stop_at = 0 if stopped else math.inf
         if number == 1:
             break
     assert (group.positions()[0]["epoch"], group.positions()[0]["rows"]) == ((0, 4) if stopped else (1, 0))

@@ -130,8 +130,8 @@ def test_the_first_argument_of_some_configs_needs_no_name() -> None:
 
 def test_resources_as_ray_counts_them() -> None:
     scaling = ScalingConfig(num_workers=4, resources_per_worker={"CPU": 2, "TPU": 0})
-    assert scaling.total_resources == {"CPU": 8}
-    assert (scaling.num_cpus_per_worker, scaling.num_gpus_per_worker) == (2, 0)
+    assert scaling.worker_resources == {"CPU": 2}
+    assert scaling.gpus_per_worker == 0
 
 
 def test_what_is_in_another_module_is_named() -> None:

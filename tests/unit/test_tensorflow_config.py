@@ -5,32 +5,24 @@ from __future__ import annotations
 import json
 import os
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.tensorflow import TensorflowConfig, TensorflowTrainer, config
 
 
-def plan_of(workers: int) -> WorldPlan:
-    ranks = (
-        RankPlan(rank=rank, host="here", local_rank=rank, local_world_size=workers, node_rank=0)
-        for rank in range(workers)
-    )
-    return WorldPlan(ranks=tuple(ranks))
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_every_rank_has_an_address_of_its_own(workers: int) -> None:
-    plan, backend = plan_of(workers), TensorflowConfig()
-    endpoints = [f"10.0.0.1:{5000 + rank}" for rank in range(workers)]
-    told = [backend.environment(plan, rank, endpoints) for rank in plan.ranks]
-    assert all(list(variables) == ["TF_CONFIG"] for variables in told)
-    cluster = {"worker": endpoints}
-    for rank, variables in enumerate(told):
-        task = {"type": "worker", "index": rank}
-        assert json.loads(variables["TF_CONFIG"]) == {"cluster": cluster, "task": task}
+@pytest.mark.parametrize("rank", [0, 2])
+def test_every_rank_knows_the_addresses_of_all(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    workers = [f"10.0.0.1:{5000 + number}" for number in range(3)]
+    addresses = SimpleNamespace(by_name=lambda *_, on_every_rank, **__: workers if on_every_rank else [])
+    monkeypatch.setattr(config, "session_of", lambda _: SimpleNamespace(addresses=addresses))
+    for name in ("TF_CONFIG", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")
+    TensorflowConfig().setup(SimpleNamespace(devices=(), world_rank=rank))  # type: ignore[arg-type]
+    task = {"type": "worker", "index": rank}
+    assert json.loads(os.environ["TF_CONFIG"]) == {"cluster": {"worker": workers}, "task": task}
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,9 @@ def _script(options: argparse.Namespace, source: str | None, **fields: Any) -> j
     text = "" if source is None else Path(source).read_text(errors="replace")
     backend = _backend(options, text)
     is_torch = backend.framework == "torch"
+    early, hydra = is_torch and sets_early(text), "hydra" in text
     return job.ScriptWork(
-        **fields, backend=backend, initialises_backend=not is_torch, imports_alone=is_torch and sets_early(text)
+        **fields, backend=backend, initialises_backend=not is_torch, imports_alone=early, uses_hydra=hydra
     )
 
 

@@ -138,7 +138,7 @@ class Connections:
 
     def _gpus(self, transport: Transport) -> str:
         scaling, checks = self._request.scaling, self._request.checks_hosts
-        return "gpus" if checks or scaling.use_gpu or scaling.numa_binding or transport.host.gpus else "no-gpus"
+        return "gpus" if checks or scaling.use_gpu or transport.host.gpus else "no-gpus"
 
     def _receive(self, link: AgentLink, message: wire.Message) -> None:
         if isinstance(message, wire.HostFailed) and message.leaves:

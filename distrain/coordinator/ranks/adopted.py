@@ -154,8 +154,8 @@ class AdoptedRanks:
         match message:
             case wire.Prepare(environment=environment):
                 self._prepared = dict(environment)
-            case wire.ReservePorts():
-                self._say(name, wire.RendezvousPorts(attempt=message.attempt, ports=self._ports(message.ports)))
+            case wire.ReservePort(attempt=attempt):
+                self._say(name, wire.RendezvousPort(attempt=attempt, port=self._reserve_port()))
             case wire.Start():
                 self._start(name, message)
             case wire.TakeStacks() if not self._is_ending:
@@ -174,11 +174,11 @@ class AdoptedRanks:
         if rank in self._channels:
             self._channels[rank].queue(message)
 
-    def _ports(self, count: int) -> list[int]:
+    def _reserve_port(self) -> int:
         if self.port is not None:
-            return [self.port] * count
+            return self.port
         self._reserved.close()
-        return [self._reserved.enter_context(reserve_port()).getsockname()[1] for _ in range(count)]
+        return int(self._reserved.enter_context(reserve_port()).getsockname()[1])
 
     def _start(self, host: str, start: wire.Start) -> None:
         if start.attempt != self._attempt:

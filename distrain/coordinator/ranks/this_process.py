@@ -213,7 +213,7 @@ class OwnRank:
         while (spec := self.channel.await_spec()) is not None:
             with self.around(spec):
                 session = Session.of(self.channel, spec)
-                session.on_profile = partial(begin_profile, session)
+                session.hooks["profile"] = partial(begin_profile, session)
                 self.channel.use_storage(session.context.get_storage().run)
                 self._be_rank(session, spec.vitals_s)
 

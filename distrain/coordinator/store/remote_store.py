@@ -110,7 +110,7 @@ class RemoteStore(RunStore):
         growing = (self.paths.metrics, self.paths.events)
         for name in (self.paths.manifest.name, *(path.name for path in growing), *states):
             with contextlib.suppress(FileNotFoundError):
-                self.location.get(name, self.paths.root / name)
+                self.location.get_all([name], self.paths.root)
 
     def _find_intact(self) -> Ledger:
         """Return the checkpoints of an earlier part of the run, and delete those that were never finished."""

@@ -28,11 +28,13 @@ from distrain.system.text import did_you_mean
 from distrain.worker.job import early_variables
 from distrain.worker.job.functions import call_with_config, check_signature, name_of
 from distrain.worker.job.preload import makes_optimizers, third_party_modules
-from distrain.worker.job.unpicklable import NamedValue, find_unpicklable
+from distrain.worker.job.unpicklable import NamedValue, describe_unpicklable
 
 if TYPE_CHECKING:
     import types
     from collections.abc import Callable, Iterator
+
+    from typing_extensions import Self
 
     from distrain.api.backend import BackendConfig
     from distrain.data.datasets import RunDatasets
@@ -55,6 +57,7 @@ class Work:
 
     before: Callable[[], None] | None = None
     backend: BackendConfig
+    config: dict[str, Any] = field(default_factory=dict)
     run_datasets: RunDatasets | None = None
     initialises_backend: bool = True
 
@@ -67,12 +70,13 @@ class Work:
         """The user's files that the workers load by their paths."""
         return []
 
-    def fresh(self) -> Work:
+    def fresh(self) -> Self:
         """Return a copy for another run in this process, whatever train_func does to its config."""
-        return self
+        return replace(self, config=_copied(self.config))
 
-    def parts(self) -> Iterator[NamedValue]:
-        """Yield the parts that are pickled, with their names for error messages."""
+    def parts(self, config: str = "train_loop_config") -> Iterator[NamedValue]:
+        """Yield the parts that are pickled, with their names for error messages. ``config``: the name of the config."""
+        yield from ((f"{config}[{key!r}]", value) for key, value in self.config.items())
         yield "the backend config", self.backend
         if self.run_datasets is not None:
             yield from ((f"datasets[{name!r}]", dataset) for name, dataset in self.run_datasets.by_name.items())
@@ -87,7 +91,6 @@ class FunctionWork(Work):
     """
 
     function: Callable[..., Any]
-    config: dict[str, Any]
     validates: bool = False
     sources: dict[str, list[str]] = field(default_factory=dict)
 
@@ -96,14 +99,9 @@ class FunctionWork(Work):
             linecache.cache.setdefault(name, (sum(map(len, lines)), None, lines, name))
         return call_with_config(self.function, self.config)
 
-    def fresh(self) -> FunctionWork:
-        return replace(self, config=_copied(self.config))
-
-    def parts(self) -> Iterator[NamedValue]:
-        config = "ValidationTaskConfig.fn_kwargs" if self.validates else "train_loop_config"
+    def parts(self, config: str = "train_loop_config") -> Iterator[NamedValue]:
         yield name_of(self.function), self.function
-        yield from ((f"{config}[{key!r}]", value) for key, value in self.config.items())
-        yield from super().parts()
+        yield from super().parts("ValidationTaskConfig.fn_kwargs" if self.validates else config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +113,6 @@ class TargetWork(Work):
     """
 
     target: str
-    config: dict[str, Any]
     argv: list[str] = field(default_factory=list)
     launched_in: str = ""
 
@@ -126,13 +123,6 @@ class TargetWork(Work):
     def files(self) -> list[str]:
         home = self.target.rpartition(":")[0]
         return [os.path.join(self.launched_in, home)] if home.endswith(".py") else []
-
-    def fresh(self) -> TargetWork:
-        return replace(self, config=_copied(self.config))
-
-    def parts(self) -> Iterator[NamedValue]:
-        yield from ((f"train_loop_config[{key!r}]", value) for key, value in self.config.items())
-        yield from super().parts()
 
     def _load(self) -> Callable[..., Any]:
         home, _, name = self.target.rpartition(":")
@@ -159,6 +149,7 @@ class ScriptWork(Work):
     module: the name of the module, instead of ``path``.
     launched_in: the directory in which the launcher found the script; workers may be in another.
     imports_alone: nothing must be imported before the script, because it sets variables that libraries read then.
+    uses_hydra: it names Hydra.
     """
 
     path: str | None = None
@@ -166,6 +157,7 @@ class ScriptWork(Work):
     argv: list[str] = field(default_factory=list)
     launched_in: str = ""
     imports_alone: bool = False
+    uses_hydra: bool = False
     initialises_backend: bool = False
 
     @property
@@ -175,8 +167,8 @@ class ScriptWork(Work):
     def run(self) -> None:
         from distrain.worker.job import hydra_script, main_module
 
-        if current.session is not None:  # there is none under --as-ray
-            hydra_script.share_directory(current.session.context)
+        if self.uses_hydra and current.session is not None:  # there is none under --as-ray
+            hydra_script.set_defaults(current.session.context)
         early_variables.watch()
         sys.argv = [self.module or _existing(self.path or "", self.launched_in), *self.argv]
         flags = ["-u", *subprocess._args_from_interpreter_flags(), *["-m"] * bool(self.module)]  # type: ignore[attr-defined]
@@ -255,9 +247,8 @@ def _sources_without_files() -> dict[str, list[str]]:
 
 def _explanation(work: Work, error: BaseException) -> str:
     kind = "validation" if isinstance(work, FunctionWork) and work.validates else "training"
-    path, culprit = find_unpicklable(work.parts()) or (f"the {kind} function", object())
     return (
-        f"cannot pickle {path} ({type(culprit).__module__}.{type(culprit).__qualname__}): {error}. "
+        f"cannot pickle {describe_unpicklable(*work.parts())}: {error}. "
         f"It goes to another process: create it inside the {kind} function, or leave it out of the config."
     )
 

@@ -6,16 +6,13 @@ import dis
 import importlib.util
 import inspect
 import io
-import os
 import pickletools
-import site
 import sys
-import sysconfig
 import types
 from typing import TYPE_CHECKING, Any
 
 from distrain.system.pickling import MAIN_NAMES
-from distrain.worker.job.unpicklable import global_names
+from distrain.system.text import LIBRARY_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +26,8 @@ def makes_optimizers(blob: bytes, function: Callable[..., Any] | None = None) ->
     words = set(_words(blob))
     function = inspect.unwrap(getattr(function, "func", function))  # type: ignore[arg-type]
     if isinstance(function, types.FunctionType):
-        words |= global_names(function.__code__) | _modules_in_namespace(function.__module__)
+        words |= {name for code in _codes(function.__code__) for name in code.co_names}
+        words |= _modules_in_namespace(function.__module__)
     return any(word == "optim" or word.startswith(("torch.optim", "transformers", "lightning")) for word in words)
 
 
@@ -58,11 +56,16 @@ def _modules_of_function(function: object) -> set[str]:
 
 
 def _imports(code: types.CodeType) -> set[str]:
-    found = {str(i.argval) for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME" and i.argval}
+    instructions = (one for inner in _codes(code) for one in dis.get_instructions(inner))
+    return {str(one.argval) for one in instructions if one.opname == "IMPORT_NAME" and one.argval}
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code of a function, and of the functions within it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= _imports(constant)
-    return found
+            yield from _codes(constant)
 
 
 def _modules_in_namespace(name: str) -> set[str]:
@@ -102,11 +105,4 @@ def _is_installed(name: str) -> bool:
     except (ImportError, ValueError):
         return False
     origin = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
-    return bool(origin) and any(str(origin).startswith(folder + os.sep) for folder in _site_folders())
-
-
-def _site_folders() -> set[str]:
-    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
-    if site.ENABLE_USER_SITE:
-        folders.add(site.getusersitepackages())
-    return folders
+    return bool(origin) and LIBRARY_FILE.search(str(origin)) is not None

@@ -172,7 +172,7 @@ def _pickled_arguments(arguments: Mapping[str, Any]) -> bytes:
     try:
         return pickled(dict(arguments))
     except Exception as error:
-        culprit = describe_unpicklable("ValidationTaskConfig.fn_kwargs", dict(arguments))
+        culprit = describe_unpicklable(("ValidationTaskConfig.fn_kwargs", dict(arguments)))
         raise TypeError(
             f"report(): {culprit} cannot be pickled: {error}. The validation function runs in another process: make it "
             "there"

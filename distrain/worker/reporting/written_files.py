@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import signal
+import struct
 import tempfile
 import time
 import zipfile
@@ -36,21 +37,9 @@ _CLOSED, _MOVED_HERE, _OVERFLOW, _ON_CHILD = 0x8, 0x80, 0x4000, 0x08000000
 _READ_BYTES = 1 << 16
 
 
-class _Event(ctypes.Structure):
-    """An event of fanotify, up to the bytes of the directory's handle, after which the name of the file stands."""
-
-    _pack_ = 4
-    _fields_ = (
-        ("length", ctypes.c_uint32),
-        ("versions", ctypes.c_uint32),
-        ("mask", ctypes.c_uint64),
-        ("file", ctypes.c_int32),
-        ("pid", ctypes.c_int32),
-        ("header", ctypes.c_uint32),
-        ("file_system", ctypes.c_uint32 * 2),
-        ("handle_bytes", ctypes.c_uint32),
-        ("handle_type", ctypes.c_int32),
-    )
+_EVENT = struct.Struct("=IIQiiI2IIi")
+"""An event of fanotify: its length, versions, mask, file, process, and the handle of the directory, up to the bytes of
+the handle, after which the name of the file stands. Of the handle: a header, the file system, its length and type."""
 
 
 class WrittenFiles:
@@ -115,17 +104,17 @@ class WrittenFiles:
             except BlockingIOError:
                 return
             start, end = 0, len(events)
-            events += bytes(ctypes.sizeof(_Event))  # an overflow has no handle
+            events += bytes(_EVENT.size)  # an overflow has no handle
             while start < end:
-                event = _Event.from_buffer_copy(events, start)
-                if event.mask & _OVERFLOW:  # other programs have written too much
+                length, _, mask, _, pid, _, _, _, handle_bytes, _ = _EVENT.unpack_from(events, start)
+                if mask & _OVERFLOW:  # other programs have written too much
                     os.close(self._events)
                     self._events = None
                     return
-                if event.pid == os.getpid():
-                    name = events[start + ctypes.sizeof(_Event) + event.handle_bytes : start + event.length]
+                if pid == os.getpid():
+                    name = events[start + _EVENT.size + handle_bytes : start + length]
                     self._written.add(os.fsdecode(name.partition(b"\0")[0]))
-                start += event.length
+                start += length
 
 
 def _watch(folder: str) -> int | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import wire
-from distrain.cli.debugging import _Terminal, relay
+from distrain.cli.debugging import Terminal
 from distrain.cli.main import run_main
 from distrain.cli.text import coloured, write_json
 from distrain.decisions.host_checks import Finding
@@ -74,9 +74,9 @@ def test_a_debugger_lets_no_rank_act_on_the_terminal(
         far = Channel(other.fileno(), other.fileno())
         far.send(wire.DebuggerSays(attempt=0, rank=0, body=f"{BAD}\n".encode()))
         far.send(wire.DebuggerSays(attempt=0, rank=0, body=b"", closed=BAD))
-        user = _Terminal(0)
-        user.channel = Channel(end.fileno(), end.fileno())
-        relay(user, [wire.DebuggerSays(attempt=0, rank=0, stopped=f"has stopped in {BAD}", body=f"{BAD}\n".encode())])
+        terminal = Terminal(Channel(end.fileno(), end.fileno()), 0)
+        stopped = f"has stopped in {BAD}"
+        terminal.relay([wire.DebuggerSays(attempt=0, rank=0, stopped=stopped, body=f"{BAD}\n".encode())])
     out = capsys.readouterr().out
     assert out.count("mark") == 4
     assert_harmless(out)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import wire
+from distrain.api.backend import BackendConfig
 from distrain.decisions.blame import culprit_first, finished_early, hang_failures
 from distrain.decisions.failure_screen import failure_screen
 from distrain.decisions.ranks import Rank
@@ -19,9 +20,12 @@ from distrain.errors import RankFailure
 from distrain.hosts.world import RankPlan
 from distrain.system.stacks import native_reason
 from distrain.worker import user_code
+from distrain.worker.job.job import Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+WORK = Work(backend=BackendConfig())
 
 
 def outcome(**fields: Any) -> wire.Outcome:
@@ -116,7 +120,7 @@ def test_a_process_that_may_start_nothing_more_tells_what_to_do(act: Callable[[]
     with pytest.raises(Exception) as raised:  # noqa: PT011
         act()
     assert (
-        "raise the limit (ulimit -u, or pids.max" in (user_code._explanation(None, raised.value, "") or "")
+        "raise the limit (ulimit -u, or pids.max" in (user_code._explanation(WORK, raised.value, "") or "")
     ) == lacks
 
 
@@ -136,7 +140,7 @@ def test_a_process_that_may_start_nothing_more_tells_what_to_do(act: Callable[[]
     ],
 )
 def test_the_text_of_a_common_error_ends_with_its_cure(error: Exception, advice: str) -> None:
-    assert advice in str(user_code._explanation(None, error, str(error)))
+    assert advice in str(user_code._explanation(WORK, error, str(error)))
 
 
 @pytest.mark.parametrize(

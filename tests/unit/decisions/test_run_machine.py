@@ -127,7 +127,7 @@ class Play:
         return [action for host in self.hosts for action in self.says(host, hello())]
 
     def reserve(self) -> list[Action]:
-        return self.says("one", wire.RendezvousPorts(attempt=self.machine.attempt, ports=[4000]))
+        return self.says("one", wire.RendezvousPort(attempt=self.machine.attempt, port=4000))
 
     def enter(self) -> None:
         for rank in self.all_ranks():
@@ -214,7 +214,7 @@ def test_a_broken_connection_of_a_ranks_own_is_not_retried_for_ever() -> None:
     for attempt in range(2):
         if attempt:
             play.begin_attempt()
-            for late in (wire.Exited(attempt=0, rank=1, signal=9), wire.RendezvousPorts(attempt=0, ports=[1])):
+            for late in (wire.Exited(attempt=0, rank=1, signal=9), wire.RendezvousPort(attempt=0, port=1)):
                 assert play.says("one", late) == [], "it is of the attempt before"
         play.raises(0, CONSEQUENCE)
         play.raises(1, "ConnectionResetError: [Errno 104] Connection reset by peer")
@@ -468,8 +468,8 @@ def meeting(first: dict[str, Any], second: dict[str, Any], *, reserved: str = ""
     """Two hosts with these HELLOs and a rank each; what was asked of the first, and what all were told."""
     hosts = {"one": order(1, **orders), "two": order(1)}
     play = Play(hosts=2, orders=hosts)
-    [(_, asked)] = told([*play.says("one", hello(**first)), *play.says("two", hello(**second))], wire.ReservePorts)
-    started = told(play.says("one", wire.RendezvousPorts(attempt=0, ports=[4000], address=reserved)), wire.Start)
+    [(_, asked)] = told([*play.says("one", hello(**first)), *play.says("two", hello(**second))], wire.ReservePort)
+    started = told(play.says("one", wire.RendezvousPort(attempt=0, port=4000, address=reserved)), wire.Start)
     return play, (asked.peer, dict(started))
 
 
@@ -577,7 +577,7 @@ def costs_of_a_run(hosts: int) -> list[int]:
             waiting += asked(play.says(name, hello(network=name, address=name)))
 
     def begin_attempt() -> None:
-        play.says(names[0], wire.RendezvousPorts(attempt=play.machine.attempt, ports=[4000]))
+        play.says(names[0], wire.RendezvousPort(attempt=play.machine.attempt, port=4000))
         play.enter()
 
     def lose_a_host() -> None:

@@ -145,15 +145,16 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> RemotePath:
 def test_what_is_written_can_be_read_listed_and_removed(root: RemotePath, tmp_path: Path) -> None:
     assert (root.exists(), root.names(), root.files()) == (False, [], {})
     (root / "a" / "b").write_bytes(b"123")
-    source = tmp_path / "source"
+    source = tmp_path / "source" / "c" / "d"
+    source.parent.mkdir(parents=True)
     source.write_bytes(b"45678")
-    root.put(source, "c/d")
+    root.put_all(tmp_path / "source", ["c/d"])
     assert root.exists()
     assert root.names() == ["a", "c"]
     assert {name: size for name, (size, _) in root.files().items()} == {"a/b": 3, "c/d": 5}
     assert (root / "a/b").read_bytes() == b"123"
-    root.get("c/d", tmp_path / "deep" / "copy")
-    assert (tmp_path / "deep" / "copy").read_bytes() == b"45678"
+    root.get_all(["c/d"], tmp_path / "deep")
+    assert (tmp_path / "deep" / "c" / "d").read_bytes() == b"45678"
     (root / "a").remove()
     (root / "a").remove()
     assert root.names() == ["c"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import re
-import site
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -189,7 +188,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "site-packages"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(site, "getsitepackages", lambda: [str(folder)])
     return folder
 
 

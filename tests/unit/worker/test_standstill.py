@@ -15,6 +15,7 @@ import pytest
 
 from distrain.wire import channel
 from distrain.worker import remote_pdb, standstill
+from distrain.worker.session import Session
 from distrain.worker.standstill import _IN_KERNEL_S, LOOK_S, STANDING_S, Standstill
 
 if TYPE_CHECKING:
@@ -115,9 +116,10 @@ def test_what_counts_as_progress(
 
 def test_a_thread_that_waits_for_distrain_asks_unless_it_meets_other_ranks() -> None:
     """Also where the kernel counts nothing."""
-    code = "def wait(): return sys._getframe()\ndef meet(): return wait()"
+    meets = Session.collective.__name__
+    code = f"def wait(): return sys._getframe()\ndef {meets}(): return wait()"
     exec(compile(code, channel.__file__, "exec"), functions := {"sys": sys})
-    for function, state in (("wait", "asks"), ("meet", "")):
+    for function, state in (("wait", "asks"), (meets, "")):
         watched = Standstill(native_id=2**22 + 1)
         began = watched.since
         for second in range(int(STANDING_S) + 2):

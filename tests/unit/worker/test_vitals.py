@@ -26,7 +26,7 @@ def test_a_rank_that_waits_at_an_address_of_its_own_code_says_so_once(
         world_rank=0, world_size=2, local_rank=0, local_world_size=2, node_rank=0, run_name="run",
         storage_path="/runs", attempt=0, devices=(),
     )  # fmt: skip
-    session = SimpleNamespace(send=lambda kind, **_: sent.append(kind), context=context)
+    session = SimpleNamespace(send=lambda kind, **_: sent.append(kind), context=context, hooks={})
     sampler = vitals.VitalsSampler(session, 20.0)  # type: ignore[arg-type]
     with sampler:
         monkeypatch.setenv("MASTER_ADDR", "node01")
