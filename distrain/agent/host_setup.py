@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from distrain.transfer.host_side.run_mirror import RunMirror
 
 _STORAGE_PATIENCE_S = 10.0
-_CACHE_BYTES = 20 << 30
-"""Size up to which the cache may grow."""
 
 
 class HostSetup:
@@ -77,10 +75,7 @@ class HostSetup:
         wanted = ""
         if self._is_mirrored:
             project = cache.projects / project_digest(files, asked.folders)
-            if cache.has_project(project.name, files):
-                mirror.place(project)
-            else:
-                wanted = str(project)
+            wanted = "" if mirror.place(project) else str(project)
         if asked.requirements and not wanted and not self._python:
             from distrain.transfer.host_side.environments import make_environment
 
@@ -100,7 +95,7 @@ class HostSetup:
     def _trim(self) -> None:
         if self._cache is not None:
             with contextlib.suppress(OSError):
-                self._cache.trim(_CACHE_BYTES)
+                self._cache.trim()
 
     def _claim(self, place: str) -> tuple[HostCache, RunMirror]:
         """Open the cache, and the run's directory in it."""

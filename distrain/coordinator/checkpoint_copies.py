@@ -77,7 +77,7 @@ class CheckpointCopies:
             copy.lock.enter_context(locked_for_reading(folder))
             # Without a manifest that is about to replace the one there.
             paths = [folder / name for name in list_files(folder) if name != f"{MANIFEST_FILE}.new"]
-            files: list[tuple[str, int, int, int, str]] = [ShippedFile.found(str(path), path.stat()) for path in paths]
+            files: list[tuple[str, int, int, int, int]] = [ShippedFile.found(str(path), path.stat()) for path in paths]
         except (OSError, CheckpointError) as error:
             return f"the checkpoint {folder} cannot be read: {error}"
         return replace(order, files=files, folders=folders_below(str(folder)))

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.storage.checkpoint import MANIFEST_FILE
 from distrain.storage.file_transfer import make_folders
 from distrain.storage.flushing import flush
 from distrain.storage.names import numbered
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
 
 _RETRIES_S = (0.2, 2.0)
 """Seconds before each further try of an order whose connection has broken: sshd may have been busy."""
-_BATCH_BYTES = 16 << 20
-"""Bytes of files that come back together. A connection that breaks loses no others."""
 _LONGEST_WORDS = 1 << 20
 _LAST_WORDS_BYTES = 2 << 10
 _LAST_WORDS_S = 2.0
@@ -77,8 +76,6 @@ class Mover:
     def __init__(self, argv: Sequence[str]) -> None:
         self._argv = argv
         self._stream: Stream | None = None
-        self._brought: list[ShippedFile] = []
-        """The files that the latest order has brought, perhaps over several connections."""
 
     def do(self, order: wire.Message) -> wire.Message:
         """Carry out an order, and return the answer to it. A connection that breaks is opened again some times."""
@@ -112,26 +109,22 @@ class Mover:
 
     def _bring_back(self, stream: Stream, order: wire.BringBack) -> wire.Message:
         found = [ShippedFile(*fields) for fields in stream.ask({"do": "list", "folder": order.folder})["files"]]
-        place, missing = _place_for(found, order)
-        totals = itertools.accumulate(file.size for file in missing)
-        within = [(file, total) for file, total in zip(missing, totals, strict=True) if total <= order.limit_bytes]
-        staging = RunPaths(Path(order.run)).staging / order.host
-        for _, batch in itertools.groupby(within, lambda pair: pair[1] // _BATCH_BYTES):
-            files = [file for file, _ in batch]
-            names = [file.path for file in files]
-            stream.get(order.folder, str(staging), names)
-            make_folders(str(place), [os.path.dirname(name) for name in names])
-            for file in files:
-                os.utime(staging / file.path, ns=(file.mtime_ns, file.mtime_ns))
-                os.replace(staging / file.path, place / file.path)
-            self._brought += files
+        found.sort(key=lambda file: file.size)
+        totals = itertools.accumulate(file.size for file in found)
+        files = found[: sum(total <= order.limit_bytes for total in totals)]
+        names, staging = [file.path for file in files], RunPaths(Path(order.run)).staging / order.host
+        stream.get(order.folder, str(staging), names)
+        place = _place_for(names, order)
+        make_folders(place, map(os.path.dirname, names))
+        for file in files:
+            os.utime(staging / file.path, ns=(file.mtime_ns, file.mtime_ns))
+            os.replace(staging / file.path, place / file.path)
         shutil.rmtree(staging, ignore_errors=True)
-        brought, self._brought = self._brought, []
-        text = f"{_described(brought)} came to {place}" if brought else ""
-        if left := missing[len(within) :]:
+        stream.ask({"do": "delete", "folder": order.folder, "files": names})
+        text = f"{_described(files)} came to {place}" if files else ""
+        if left := found[len(files) :]:
             limit = f"{size(order.limit_bytes)} (--fetch-limit, ShippingConfig.fetch_limit_bytes)"
             return wire.OrderDone(failed=f"{_described(left)}, above the limit of {limit}", text=text)
-        stream.ask({"do": "delete", "folder": order.folder, "files": [file.path for file in found]})
         return wire.OrderDone(text=text)
 
     def _deliver(self, stream: Stream, order: wire.Deliver) -> wire.Message:
@@ -144,19 +137,22 @@ class Mover:
             "files": [(os.path.relpath(file.path, order.root), *file[1:]) for file in files],
         }
         stream.ask(request)
-        stream.ask({"crcs": send_contents(stream.write_fd, [(file.path, file.size) for file in files])})
+        crcs = send_contents(stream.write_fd, [(file.path, file.size) for file in files])
+        for file in files:  # the manifest of a checkpoint may be replaced at any time
+            if not file.is_in_place and os.path.basename(file.path) != MANIFEST_FILE:
+                raise OSError(f"{file.path} has changed while it was copied")
+        stream.ask({"crcs": crcs})
         return wire.OrderDone()
 
 
-def _place_for(found: Sequence[ShippedFile], order: wire.BringBack) -> tuple[Path, list[ShippedFile]]:
-    """Return the first directory in which no name is taken, and the files that it lacks, the small ones first."""
+def _place_for(names: Sequence[str], order: wire.BringBack) -> Path:
+    """Return the run directory, or the first directory in it in which no name is taken."""
     run = Path(order.run)
+    taken = RunPaths(run).end_files()
     for name in itertools.chain([""], numbered(order.host)):
-        places = {file: run / name / checked_name(file.path) for file in found}
-        missing = [file for file, place in places.items() if not file._replace(path=str(place)).is_in_place]
-        taken = RunPaths(run).end_files()
-        if not any(os.path.lexists(places[file]) or places[file] in taken for file in missing):
-            return run / name, sorted(missing, key=lambda file: file.size)
+        places = [run / name / checked_name(path) for path in names]
+        if not any(os.path.lexists(place) or place in taken for place in places):
+            return run / name
     raise AssertionError("there is always another name")
 
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.errors import DistrainError
-from distrain.storage.flushing import begin_flush, naming
+from distrain.storage.flushing import naming
 from distrain.wire.channel import widen_pipe
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ _CHUNK_BYTES = 1 << 20
 _SIZE_BYTES = 4
 _LARGEST_HEADER = 256 << 20
 _CHATTER_KEPT = 4 << 10
-_FLUSHED_BYTES = 8 << 20
-"""Bytes of a file after which the kernel begins to write them to disk."""
 
 
 class StreamEndedError(DistrainError):
@@ -120,17 +118,12 @@ def receive_contents(reader: Reader, folder: str, sizes: Mapping[str, int]) -> d
 
 def _receive(reader: Reader, path: str, size: int) -> int:
     """Store the next file, and return its crc32. Raise OSError or StreamEndedError."""
-    crc, start, flushed = 0, 0, 0
-    with naming(path), open(path, "wb", buffering=0) as file:  # some file servers tell only at its end of a full disk
-        while start < size:
-            data = memoryview(reader.some(size - start))
-            crc = zlib.crc32(data, crc)
-            start += len(data)
-            while data:
-                data = data[file.write(data) :]
-            if start - flushed >= _FLUSHED_BYTES or start == size:
-                begin_flush(file.fileno(), flushed, start - flushed)
-                flushed = start
+    crc = 0
+    with naming(path), open(path, "wb") as file:  # some file servers tell only at its end of a full disk
+        while size:
+            data = reader.some(size)
+            crc, size = zlib.crc32(data, crc), size - len(data)
+            file.write(data)
     return crc
 
 
@@ -160,15 +153,14 @@ def send_contents(fd: int, files: Sequence[tuple[str, int]]) -> list[int]:
     StreamEndedError.
     """
     widen_pipe(fd)
-    buffer, crcs = memoryview(bytearray(_CHUNK_BYTES)), []
+    crcs = []
     for path, size in files:
         crc = 0
-        with open(path, "rb", buffering=0) as file, naming(path):
+        with open(path, "rb") as file, naming(path):
             while size:
-                read = file.readinto(buffer[:size])
-                if not read:
+                if not (data := file.read(min(size, _CHUNK_BYTES))):
                     raise OSError(errno.EIO, "the file became shorter while it was read")
-                crc, size = zlib.crc32(buffer[:read], crc), size - read
-                write_all(fd, buffer[:read])
+                crc, size = zlib.crc32(data, crc), size - len(data)
+                write_all(fd, data)
         crcs.append(crc)
     return crcs

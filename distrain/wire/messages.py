@@ -636,7 +636,7 @@ class SetUpHost(Message):
     Coordinator -> agent; answered by :class:`HostSetUp`.
     """
 
-    files: list[tuple[str, int, int, int, str]]
+    files: list[tuple[str, int, int, int, int]]
     folders: list[str]
     place: str
     storage: str = ""
@@ -683,7 +683,7 @@ class Deliver(Message):
 
     folder: str
     root: str
-    files: list[tuple[str, int, int, int, str]]
+    files: list[tuple[str, int, int, int, int]]
     staging: str
     folders: list[str] = field(default_factory=list)
 

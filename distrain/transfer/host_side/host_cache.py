@@ -1,4 +1,4 @@
-"""The cache of a host that does not share the user's files: one place with a limit. Runs in: agent, guard.
+"""The cache of a host that does not share the user's files. Runs in: agent, guard.
 
 ::
 
@@ -11,7 +11,7 @@
         CACHEDIR.TAG            says that the directory is distrain's; backup programs leave it out
 
 The processes that use a directory have locked it. So a kill needs no repair. Whatever begins with ``.new-`` is
-incomplete. Directories are deleted as a whole, by one process at a time.
+incomplete. Directories are deleted as a whole, by one process at a time, when nobody has used them for a month.
 """
 
 from __future__ import annotations
@@ -21,17 +21,10 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from distrain.storage.names import numbered
 from distrain.transfer.host_side.cache_files import delete, lock_folder
 from distrain.transfer.host_side.run_mirror import RunMirror, end_killed_run
-from distrain.wire.shipped_file import digest_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from distrain.wire.shipped_file import ShippedFile
 
 KINDS = ("projects", "runs", "environments", "programs")
 _MADE_BEFORE = ("environments", "programs")
@@ -41,9 +34,8 @@ _TAG_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# See https://bford.in
 _FORMER_AGENT_S = 2.0
 """Seconds to wait for a former agent of the same run, which may be ending."""
 _POLL_S = 0.02
-_INCOMPLETE = ".new-"
-_INCOMPLETE_S = 3600.0
-"""Seconds for which a process may be making or deleting an entry that has such a name."""
+_UNUSED_S = 30 * 24 * 3600.0
+"""Seconds without use after which a directory is deleted."""
 _CURE = "name another directory with env.DISTRAIN_CACHE=/path in the hostfile"
 
 
@@ -56,8 +48,6 @@ class HostCache:
         Raise OSError if it cannot be made, is a link or another user's, or has files that are not distrain's.
         """
         self.root = usual_root() if root is None else root
-        self._used: set[str] = set()
-        """Digests of the projects that this process has locked."""
         self.projects, self.runs, self.environments, self.programs = (self.root / kind for kind in KINDS)
         try:
             with contextlib.suppress(FileExistsError):
@@ -68,24 +58,6 @@ class HostCache:
         except OSError as error:
             text = f"cannot use {self.root} for the files of runs on this host ({error.strerror or error}); {_CURE}"
             raise OSError(error.errno or 0, text) from error
-
-    def has_project(self, digest: str, files: Iterable[ShippedFile]) -> bool:
-        """Return whether a project is here. From then on it stays as long as this process lives. Raise OSError.
-
-        One that was damaged, such as by a power failure, is deleted.
-        """
-        folder = self.projects / digest
-        if digest in self._used:
-            return True
-        fd = lock_folder(folder, fcntl.LOCK_SH)
-        if fd is None:
-            return False
-        if all(_is_intact(folder / file.path.lstrip("/"), file) for file in files):
-            self._used.add(digest)
-            return True
-        delete(folder)
-        os.close(fd)
-        return False
 
     def claim_run(self, place: str) -> RunMirror:
         """Make and lock the directory of a run: ``place``, or another one if a living process uses that.
@@ -99,42 +71,20 @@ class HostCache:
             time.sleep(_POLL_S)
         return run
 
-    def trim(self, limit_bytes: int | None = None) -> None:
-        """Delete what killed runs have left, and then what was not used for the longest time, down to a limit, if any.
+    def trim(self) -> None:
+        """Delete what killed runs have left, and what was not used for a month. What is in use stays.
 
-        What is in use stays even above the limit. Raise OSError, such as BlockingIOError if another process deletes
-        files here, also on a file system without locks.
+        Raise OSError, such as BlockingIOError if another process deletes files here, also on a file system without
+        locks.
         """
         with (self.root / ".trim.lock").open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for path in self.runs.iterdir():
                 end_killed_run(path)
-            entries = self._entries() if limit_bytes is not None else []
-            surplus = sum(size for _, size, _ in entries) - (limit_bytes or 0)
-            for _, size, path in sorted(entries):
-                if surplus > 0 and _delete(path):
-                    surplus -= size
-
-    def _entries(self) -> list[tuple[float, int, Path]]:
-        """Return time of the last use, size and path of all that may be deleted.
-
-        Nothing that a process may be making or deleting is among them.
-        """
-        found = []
-        for path in self.root.glob("*/*"):
-            with contextlib.suppress(OSError):  # it is gone
-                used = path.lstat().st_mtime
-                is_incomplete = path.name.startswith(_INCOMPLETE) and time.time() - used < _INCOMPLETE_S
-                if path.is_dir() and not path.is_symlink() and not is_incomplete:
-                    found.append((used, _bytes_of(path), path))
-        return found
-
-
-def _is_intact(path: Path, file: ShippedFile) -> bool:
-    try:
-        return path.stat().st_size == file.size and digest_of(path, file.size) == file.digest
-    except OSError:
-        return False
+            for path in self.root.glob("*/*"):
+                with contextlib.suppress(OSError):  # it is gone, or cannot be renamed
+                    if time.time() - path.lstat().st_mtime > _UNUSED_S:
+                        _delete(path)
 
 
 def usual_root() -> Path:
@@ -164,26 +114,13 @@ def _make_private(root: Path) -> None:
         (root / _TAG).write_text(_TAG_TEXT)
 
 
-def _bytes_of(folder: Path) -> int:
-    """Return the bytes on disk. A file with several names counts in part: uv links those of environments to its own."""
-    total = 0
-    for parent, folders, names in os.walk(folder):
-        for name in (*folders, *names):
-            with contextlib.suppress(OSError):
-                status = os.lstat(os.path.join(parent, name))
-                total += (status.st_blocks * 512 or status.st_size) // max(1, status.st_nlink)
-    return total
-
-
-def _delete(path: Path) -> bool:
-    """Return whether an entry is gone. It stays if a process has locked it."""
-    with contextlib.suppress(OSError):
-        if (fd := lock_folder(path, fcntl.LOCK_EX)) is not None:
-            try:
-                doomed = path.with_name(f"{_INCOMPLETE}old-{path.name}")  # nobody sees a part of it under its name
-                delete(doomed)  # of a process that was killed here
-                os.rename(path, doomed)
-                delete(doomed)
-            finally:
-                os.close(fd)
-    return not path.exists()
+def _delete(path: Path) -> None:
+    """Delete an entry, unless a process has locked it. Raise OSError."""
+    if (fd := lock_folder(path, fcntl.LOCK_EX)) is not None:
+        doomed = path.with_name(f".new-old-{path.name}")  # nobody sees a part of it under its name
+        try:
+            delete(doomed)  # of a process that was killed here
+            os.rename(path, doomed)
+            delete(doomed)
+        finally:
+            os.close(fd)

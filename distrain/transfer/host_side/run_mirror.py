@@ -51,20 +51,25 @@ class RunMirror:
         run.checkpoints.mkdir(mode=0o700)
         return run
 
-    def place(self, project: Path) -> None:
-        """Use a copy of a project of the cache, which is made if necessary. Raise OSError.
+    def place(self, project: Path) -> bool:
+        """Use a copy of a project of the cache. Return False if the cache does not have it. Raise OSError.
 
         Workers write into the copy as into the original at home: a further attempt finds that.
         """
-        self.project = self.path / project.name
-        if self.project.is_dir():
-            return
-        delete(self._new)
-        try:
-            shutil.copytree(project, self._new)
-        except shutil.Error as error:  # it has a list of all errors
-            raise OSError(error.args[0][0][-1]) from error
-        self._new.rename(self.project)
+        copy = self.path / project.name
+        if not copy.is_dir():
+            if (fd := lock_folder(project, fcntl.LOCK_SH)) is None:
+                return False
+            delete(self._new)
+            try:
+                shutil.copytree(project, self._new)
+            except shutil.Error as error:  # it has a list of all errors
+                raise OSError(error.args[0][0][-1]) from error
+            finally:
+                os.close(fd)
+            self._new.rename(copy)
+        self.project = copy
+        return True
 
     def end(self) -> None:
         """Delete what the run no longer needs, and unlock it. Harmless when done twice.
