@@ -223,13 +223,11 @@ class HostFiles:
 
     def announce(self, hosts: Iterable[str]) -> None:
         """Say once which hosts do not see the storage."""
-        by_problem: dict[str, list[str]] = {}
-        for host in hosts:
-            if self.lacks_storage(host) and host not in self._announced:
-                self._announced.add(host)
-                by_problem.setdefault(self._answers[host].storage_problem or "", []).append(host)
-        for problem, names in by_problem.items():
+        names = [host for host in hosts if self.lacks_storage(host) and host not in self._announced]
+        self._announced.update(names)
+        if names:
             see, their = ("does", "its") if len(names) == 1 else ("do", "their")
+            problem = self._answers[names[0]].storage_problem
             say(
                 f"{name_hosts(names)} {see} not see the run directory, which {problem}; {their} checkpoints come here "
                 "over the connection"

@@ -450,7 +450,7 @@ def _patches_of_children(of: World, play: Play, threading: Threading) -> list[An
         mock.patch.object(uploader, "report_retries_to"),
         mock.patch.object(host_setup, "Background", SimulatedBackground),
         mock.patch.object(host_setup, "storage_problem", return_value="cannot be opened: No such file or directory"),
-        *(mock.patch.object(module, "threading", threading) for module in (host_setup, run_lock)),
+        mock.patch.object(run_lock, "threading", threading),
         mock.patch.object(host_cache, "usual_root", lambda: own_host().root / "cache"),  # noqa: PT008
         mock.patch.object(launch_checks, "package_versions", return_value={}),
         mock.patch.object(remote_path, "own_temporary_path", lambda: own_host().temporary),  # noqa: PT008

@@ -66,17 +66,9 @@ def listed_by_git(folder: str) -> list[str] | None:
     lines = os.fsdecode(output).split("\0")
     # A submodule that is not there is listed as "./" if this is its directory.
     entries = [(line[2:], line[0] != _UNTRACKED) for line in lines if line and line[1:] != " ./"]
-    # Not everybody ignores the virtual environment.
-    environments = tuple(
-        path.removesuffix(_ENVIRONMENT)
-        for path, tracked in entries
-        if not tracked and path.endswith(f"/{_ENVIRONMENT}")
-    )
-    return [
-        f"{folder}/{path.rstrip('/')}"
-        for path, tracked in entries
-        if tracked or not (path.startswith(environments) or _SKIPPED_IN_PATH.search(path))
-    ]
+    # Not everybody ignores the packages of a virtual environment.
+    paths = [path for path, tracked in entries if tracked or not _SKIPPED_IN_PATH.search(path)]
+    return [f"{folder}/{path.rstrip('/')}" for path in paths]
 
 
 def _work_tree_of(folder: str) -> str | None:

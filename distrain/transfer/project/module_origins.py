@@ -77,24 +77,12 @@ class Origin(NamedTuple):
         return stem.removesuffix(parts) if stem.endswith(parts) else folder
 
 
-def files_of(modules: Mapping[str, ModuleType]) -> Iterator[tuple[str, str]]:
-    """Yield the names of modules and the files that they come from."""
-    for name, contents in _contents_of(modules):
+def files_of(modules: Mapping[str, ModuleType]) -> Iterator[str]:
+    """Yield the files that modules come from."""
+    for _, contents in _contents_of(modules):
         file = contents.get("__file__")
         if isinstance(file, str) and os.path.isabs(file):
-            yield name, os.path.normpath(file)
-
-
-def origins_of(files: Mapping[str, str]) -> set[Origin]:
-    """Return the origins of modules. Packages without a file do not count. files: those of the modules, by name."""
-    return {_origin_of(name, files) for name in files}
-
-
-def _origin_of(name: str, files: Mapping[str, str]) -> Origin:
-    parts = name.split(".")
-    outermost = next(top for end in range(1, len(parts) + 1) if (top := ".".join(parts[:end])) in files)
-    file = files[outermost]
-    return Origin(outermost, os.path.dirname(file) if os.path.basename(file).startswith("__init__.") else file)
+            yield os.path.normpath(file)
 
 
 def editable_installs(modules: Mapping[str, ModuleType]) -> Iterator[Origin]:

@@ -1,8 +1,8 @@
 """The files of the user's own project, which hosts that share no files with this machine need for their workers.
 
 They are those that git knows of the repositories that hold the directories on sys.path, else those that can be imported
-from these directories, and the packages that this process has imported from elsewhere. Secrets, large files and links
-that lead out of the project are left out, unless the user names them. Runs in: coordinator.
+from these directories, and packages that were installed to be edited. Secrets, large files and links that lead out of
+the project are left out, unless the user names them. Runs in: coordinator.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from distrain.transfer.project.module_origins import (
     belongs_to_interpreter,
     editable_installs,
     files_of,
-    origins_of,
 )
 from distrain.wire.shipped_file import ShippedFile
 
@@ -44,9 +43,9 @@ if TYPE_CHECKING:
 class Project:
     """The user's own files that hosts need.
 
-    files: sorted by their paths. folders: absolute paths of the user's own directories: the
-    working directory, those of sys.path, those of scripts, and those that hold a package which is imported in another
-    way. notes: lines for the user about what is left out.
+    files: sorted by their paths. folders: absolute paths of the user's own directories: the working directory, those of
+    sys.path, those of scripts, and those that hold a package which was installed to be edited. notes: lines for the
+    user about what is left out.
     """
 
     files: tuple[ShippedFile, ...]
@@ -146,15 +145,12 @@ class _Search:
                 self._found[path] = status
 
     def add_imported(self, modules: Mapping[str, ModuleType]) -> None:
-        """Add the modules of own directories even if git ignores them, and the packages that others belong to."""
+        """Add the modules of own directories even if git ignores them, and what was installed to be edited."""
         own = tuple(f"{path}/" for path in {*self._own, *self._inside})
-        elsewhere: dict[str, str] = {}
-        for name, file in files_of(modules):
+        for file in files_of(modules):
             if file.startswith(own) and not belongs_to_interpreter(file):
                 self.add_one(file)
-            elif not belongs_to_interpreter(file):
-                elsewhere[name] = file
-        for origin in sorted(origins_of(elsewhere).union(editable_installs(modules))):
+        for origin in sorted(editable_installs(modules)):
             if origin.name != own_package().name:
                 self._add_installed(origin)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import wire
-from distrain.agent import host_setup
 from distrain.agent.host_setup import HostSetup
 from distrain.hosts.host import MIRROR
 from distrain.storage.checkpoint import locked_for_reading
@@ -250,24 +248,6 @@ def test_a_host_that_does_not_see_the_storage_has_a_directory_for_checkpoints(ho
 def test_a_storage_of_the_same_path_that_is_another_one_is_not_seen(host: Host) -> None:
     (host.storage / "manifest").write_text("another run")
     assert host.ask(host.of_storage()).storage_problem == "is not the launching machine's"
-
-
-def test_a_storage_that_hangs_is_not_waited_for(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers, is_back = threading.Event(), threading.Event()
-
-    def hang(*_: str) -> None:
-        answers.wait(20)
-        is_back.set()
-
-    monkeypatch.setattr(host_setup, "storage_problem", hang)
-    monkeypatch.setattr(host_setup, "_STORAGE_PATIENCE_S", 0.05)
-    answer = host.ask(host.of_storage())
-    assert not answers.is_set()
-    assert answer.storage_problem == "has not answered for 0.05 s there"
-    assert host.setup.worker(spec(host.there)).context["sees_storage"] is False
-    answers.set()
-    assert is_back.wait(20)
-    assert host.setup.worker(spec(host.there)).context["sees_storage"] is False
 
 
 # -- failures --------------------------------------------------------------------------------------------------------

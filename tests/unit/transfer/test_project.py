@@ -151,8 +151,6 @@ def test_only_modules_directly_in_a_place_that_holds_more_than_a_project(
     [note] = project.notes
     assert note.startswith(f"only modules directly in {folder} are shipped")
     assert "--ship PATH" in note
-    imported = module("package", folder / "package" / "__init__.py")
-    assert found(folder, modules=imported) == ["package/__init__.py", "package/deep.py", "train.py"]
     assert found(folder / "package") == ["__init__.py", "deep.py"]
 
 
@@ -209,7 +207,7 @@ def test_large_files_are_left_out_unless_they_are_code(
 
 
 def test_what_tools_have_left_in_a_repository_is_no_part_of_it(repository: Path) -> None:
-    write(repository, "a.py", "env/pyvenv.cfg", "env/bin/activate", "environment.yaml", "__pycache__/a.pyc")
+    write(repository, "a.py", "environment.yaml", "__pycache__/a.pyc")
     write(repository, "web/node_modules/x.js", "lib/site-packages/x.py", "kept/node_modules/y.js")
     git(repository, "add", "kept")
     assert found(repository) == ["a.py", "environment.yaml", "kept/node_modules/y.js"]
@@ -339,21 +337,6 @@ def test_links_out_of_the_project_are_named(kind: str, request: pytest.FixtureRe
 
 
 # -- imported modules ------------------------------------------------------------------------------------------------
-
-
-def test_packages_imported_from_elsewhere_are_shipped(plain: Path, tmp_path: Path) -> None:
-    write(tmp_path, *(f"lib/package/{name}" for name in ("__init__.py", "a.py", "conf.yaml", "web-ui/x.js", ".env")))
-    write(tmp_path, "lib/package/__pycache__/a.pyc", "lib/package/.git_like/x.py", "lib/beside.py")
-    write(tmp_path, "one/single.cpython-311-x86_64-linux-gnu.so", "one/beside.py")
-    modules = {
-        **module("package", tmp_path / "lib/package/__init__.py"),
-        **module("package.a", tmp_path / "lib/package/a.py"),
-        **module("single", tmp_path / "one/single.cpython-311-x86_64-linux-gnu.so"),
-    }
-    project = find(plain, modules=modules)
-    package = ["lib/package/__init__.py", "lib/package/a.py", "lib/package/conf.yaml", "lib/package/web-ui/x.js"]
-    assert names(project, tmp_path) == [*package, "one/single.cpython-311-x86_64-linux-gnu.so"]
-    assert project.folders == (str(tmp_path / "lib"), str(tmp_path / "one"), str(plain))
 
 
 def test_modules_of_the_interpreter_and_those_without_a_file_stay(
