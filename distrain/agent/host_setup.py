@@ -44,6 +44,8 @@ class HostSetup:
         self._mirror: RunMirror | None = None
         self._is_mirrored = False
         """True if the workers use copies of the user's files."""
+        self._project, self._digest = Path(), ""
+        """The copy, and the digest of what was copied."""
         self._storage_problem: str | None = None
         self._trial_dir = ""
         self._python = ""
@@ -64,17 +66,18 @@ class HostSetup:
     def _set_up(self, asked: wire.SetUpHost) -> wire.HostSetUp:
         """Do what can be done, and return what is missing."""
         files = [ShippedFile(*fields) for fields in asked.files]
-        self._storage_problem = None
-        if asked.storage:
-            self._storage_problem = storage_problem(asked.storage, asked.probe_file, asked.nonce)
+        problem = storage_problem(asked.storage, asked.probe_file, asked.nonce) if asked.storage else None
+        self._storage_problem = problem
         self._is_mirrored = self._is_mirrored or not _has(files, asked.folders)
         if not (self._is_mirrored or self._storage_problem is not None or asked.requirements):
             return wire.HostSetUp()
         cache, mirror = self._claim(asked.place)
         wanted = ""
         if self._is_mirrored:
-            project = cache.projects / project_digest(files, asked.folders)
-            wanted = "" if mirror.place(project) else str(project)
+            digest = project_digest(files, asked.folders)
+            if digest != self._digest:  # else workers may have changed the copy, and find that again
+                self._project, is_there = cache.use_project(digest, files)
+                wanted, self._digest = ("", digest) if is_there else (str(self._project), "")
         if asked.requirements and not wanted and not self._python:
             from distrain.transfer.host_side.environments import make_environment
 
@@ -178,11 +181,11 @@ class HostSetup:
 
     def _here(self, path: str) -> str:
         """Return where a directory of the coordinator's machine is on this host."""
-        if not self._is_mirrored or self._mirror is None or not os.path.isabs(path):
+        if not self._is_mirrored or not os.path.isabs(path):
             return path
         is_mirrored = path == "/" or any(path == top or path.startswith(f"{top}/") for top in self._asked.folders)
         is_mirrored = is_mirrored or any(path == file[0] for file in self._asked.files)  # such as an archive
-        return f"{self._mirror.project}{os.path.normpath(path)}".rstrip("/") if is_mirrored else path
+        return f"{self._project}{os.path.normpath(path)}".rstrip("/") if is_mirrored else path
 
     def _sys_path(self, path: Sequence[str | None]) -> list[str | None]:
         def here(entry: str | None) -> str | None:

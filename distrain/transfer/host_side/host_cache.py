@@ -21,10 +21,16 @@ import fcntl
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distrain.storage.names import numbered
 from distrain.transfer.host_side.cache_files import delete, lock_folder
 from distrain.transfer.host_side.run_mirror import RunMirror, end_killed_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distrain.wire.shipped_file import ShippedFile
 
 KINDS = ("projects", "runs", "environments", "programs")
 _MADE_BEFORE = ("environments", "programs")
@@ -58,6 +64,20 @@ class HostCache:
         except OSError as error:
             text = f"cannot use {self.root} for the files of runs on this host ({error.strerror or error}); {_CURE}"
             raise OSError(error.errno or 0, text) from error
+
+    def use_project(self, digest: str, files: Sequence[ShippedFile]) -> tuple[Path, bool]:
+        """Return the directory for a project, and whether the project is there. Raise OSError.
+
+        It stays as long as this process lives. Workers write into it as into the original at home. If they have changed
+        a file of the project, later runs get another copy.
+        """
+        for folder in (self.projects / name for name in numbered(digest)):
+            if (fd := lock_folder(folder, fcntl.LOCK_SH)) is None:
+                return folder, False
+            if all(file._replace(path=f"{folder}{file.path}").is_in_place for file in files):
+                return folder, True
+            os.close(fd)
+        raise AssertionError("there is always another name")
 
     def claim_run(self, place: str) -> RunMirror:
         """Make and lock the directory of a run: ``place``, or another one if a living process uses that.

@@ -1,15 +1,15 @@
-"""The mirror of the user's files in the cache of a host: what is placed there, and what stays at the end."""
+"""The directory of a run in the cache of a host, and the copies of projects: what stays at the end of a run."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.transfer.conftest import below, deliver, in_a_child, place, put
+from distrain.wire.shipped_file import project_digest
+from tests.unit.transfer.conftest import below, deliver, in_a_child, put
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,102 +18,83 @@ if TYPE_CHECKING:
     from tests.unit.transfer.conftest import Project
 
 
-# -- the mirror -------------------------------------------------------------------------------------------------------
+# -- projects ---------------------------------------------------------------------------------------------------------
 
 
-def test_links_of_workers_lead_nothing_out_of_the_cache(cache: HostCache, project: Project, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
+def test_a_project_is_found_by_the_facts_of_its_files(cache: HostCache, project: Project) -> None:
+    file = project.write("a.py", "a")
+    digest = project_digest([file], [])
+    for other in ({"path": "/b.py"}, {"mode": 0o755}, {"size": 2}, {"mtime_ns": 1}, {"ctime_ns": 1}):
+        assert digest != project_digest([file._replace(**other)], [])
+    assert digest != project_digest([file], ["/empty"])
+    assert cache.use_project(digest, [file]) == (cache.projects / digest, False)
+    folder = deliver(cache, file)
+    assert cache.use_project(digest, [file]) == (folder, True)
+
+
+@pytest.mark.parametrize("change", ["another file", "a file of the project", "no file"])
+def test_workers_write_into_a_project_as_at_home(cache: HostCache, project: Project, change: str) -> None:
+    """A run that finds code that another one has changed gets a copy of its own."""
+    files = [project.write("d/a.py", "a"), project.write("b.py", "b")]
+    folder = deliver(cache, *files)
+    here = folder / files[0].path[1:]
+    match change:
+        case "another file":
+            put(here.parent / "out.txt")
+        case "a file of the project":
+            here.write_text("changed")
+        case "no file":
+            here.unlink()
+    before = below(folder)
+    found, is_there = cache.use_project(folder.name, files)
+    assert is_there == (change == "another file")
+    assert found == (folder if is_there else folder.with_name(f"{folder.name}-2"))
+    assert below(folder) == before
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_links_of_workers_lead_nothing_out_of_the_cache(cache: HostCache, tmp_path: Path) -> None:
+    (outside := tmp_path / "outside").mkdir()
+    (outside / "a.py").write_text("a")
     run = cache.claim_run("r")
-    place(run, cache, project.write("d/a.py", "a"))
-    folder = run.project / project.folder.relative_to("/") / "d"
-    for path in folder.iterdir():  # the same files, also by their time, behind the link
-        path.rename(outside / path.name)
-    folder.rmdir()
-    folder.symlink_to(outside)
     run.files.symlink_to(outside)
     run.end()
     assert below(outside) == {"a.py": "a"}
-    assert not run.project.exists()
 
 
-@pytest.mark.parametrize("moment", range(2))
-@pytest.mark.parametrize("repair", ["place", "trim"])
-def test_a_kill_in_the_middle_is_repaired(cache: HostCache, project: Project, moment: int, repair: str) -> None:
-    """Killed while the project is copied, and afterwards."""
-    files = [project.write(name, "2") for name in ("a", "b")]
-    folder = deliver(cache, *files)
-
+@pytest.mark.parametrize("repair", ["claim", "trim"])
+def test_a_kill_in_the_middle_is_repaired(cache: HostCache, repair: str) -> None:
     def be_killed() -> None:
-        if moment == 0:
-            shutil.copystat = lambda *_, **options: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
         child = cache.claim_run("r")
         (child.checkpoints / "half").mkdir()
-        child.place(folder)
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_a_child(be_killed) == -signal.SIGKILL
     if repair == "trim":
         cache.trim(1 << 40)
         assert not list(cache.runs.iterdir())
-        return
+    else:
+        assert not list(cache.claim_run("r").checkpoints.iterdir())
+
+
+def test_a_run_without_files_of_workers_leaves_nothing(cache: HostCache) -> None:
     run = cache.claim_run("r")
-    run.place(folder)
-    assert below(run.project) == {file.path[1:]: "2" for file in files}
-    assert not list(run.checkpoints.iterdir())
-    assert sorted(path.name for path in run.path.iterdir()) == sorted([folder.name, "checkpoints"])
-
-
-def test_a_full_disk_is_named(cache: HostCache, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = cache.claim_run("r")
-    folder = deliver(cache, project.write("a.py", "a"))
-
-    def full(source: Any, target: Path, **options: Any) -> None:
-        raise OSError(28, "No space left on device", str(target))
-
-    monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        run.place(folder)
-
-
-# -- the end of a run -------------------------------------------------------------------------------------------------
-
-
-def test_a_run_without_files_of_workers_leaves_nothing(cache: HostCache, project: Project) -> None:
-    run = cache.claim_run("r")
-    run.place(folder := deliver(cache, file := project.write("d/a.py", "a")))
-    put((run.project / file.path[1:]).parent / "__pycache__" / "a.pyc")
     (run.files / "home" / "run").mkdir(parents=True)
     put(run.checkpoints / "a" / "b" / "model").parent.chmod(0o500)
     (run.checkpoints / "a").chmod(0o500)
     for _ in range(2):
         run.end()
         assert not list(cache.runs.iterdir())
-    assert folder.exists()
 
 
-@pytest.mark.parametrize("change", ["another file", "a link", "trial", "no project"])
-def test_what_workers_have_written_stays_at_the_end(cache: HostCache, project: Project, change: str) -> None:
+def test_what_workers_have_written_into_the_directory_of_the_run_stays_at_the_end(cache: HostCache) -> None:
     run = cache.claim_run("r")
-    place(run, cache, a := project.write("d/a.py", "a"))
-    here, trial = run.project / a.path[1:], run.files / "home" / "run"
-    trial.mkdir(parents=True)
+    put(run.files / "home" / "run" / "notes.txt")
     put(run.checkpoints / "checkpoint_0" / "model")
-    match change:
-        case "another file":
-            put(here.parent / "out.txt")
-        case "a link":
-            here.with_name("link").symlink_to("/etc")
-        case "trial":
-            put(trial / "notes.txt")
-        case "no project":
-            shutil.rmtree(cache.projects / run.project.name)
-    before = below(run.files if change == "trial" else run.project)
+    before = below(run.files)
     run.end()
-    kept = run.files if change == "trial" else run.project
-    assert list(run.path.iterdir()) == [kept]
-    assert below(kept) == before
+    assert list(run.path.iterdir()) == [run.files]
     again = cache.claim_run("r")
-    assert again.path == run.path
-    place(again, cache, a)
-    assert below(kept) == before
+    assert below(again.files) == before
