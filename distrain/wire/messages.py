@@ -1166,14 +1166,11 @@ class RunEnded(ToWorker):
 # -- answers to orders that failed -----------------------------------------------------------------------------------
 
 
-def failed_answer(order: Message, why: Exception | str, kept: str = "what could not be stored is in {}") -> Message:
-    """Return the answer to an order that a child process could not carry out.
-
-    kept: names the place of the files of an :class:`Upload`, for which it has ``{}``.
-    """
+def failed_answer(order: Message, why: Exception | str) -> Message:
+    """Return the answer to an order that could not be carried out."""
     is_bug = isinstance(why, Exception) and not isinstance(why, (OSError, DistrainError))
     text = f"{type(order).__name__}: {type(why).__name__}: {why}" if is_bug else str(why)
     if not isinstance(order, Upload):
         return OrderDone(failed=text)
-    failed = f"{text}; {kept.format(order.source)}" if order.source else text
+    failed = f"{text}; its files may still be in {order.source}" if order.source else text
     return FilesCopied(attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, failed=failed)
