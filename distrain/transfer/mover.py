@@ -19,7 +19,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -27,24 +26,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.errors import WireError
 from distrain.storage.checkpoint import MANIFEST_FILE
 from distrain.storage.file_transfer import make_folders
 from distrain.storage.flushing import flush
 from distrain.storage.names import numbered
 from distrain.storage.paths import RunPaths
-from distrain.system import process
 from distrain.system.background import in_threads
 from distrain.system.stacks import without_noise
 from distrain.system.text import count, size
-from distrain.transfer.stream import (
-    Reader,
-    StreamEndedError,
-    checked_name,
-    receive_contents,
-    send_contents,
-    send_header,
-)
-from distrain.wire.child_link import channel_to_parent
+from distrain.transfer.stream import StreamEnd, StreamEndedError, checked_name
+from distrain.wire.child_link import ChildLink, channel_to_parent
 from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
@@ -84,7 +76,7 @@ class Mover:
                 return self._carry_out(order)
             except Exception as error:  # the coordinator waits for an answer, whatever happens
                 if pause_s is None or not isinstance(error, StreamEndedError):
-                    return wire.failed_answer(order, error, "what could not be stored is in {} on that host")
+                    return wire.failed_answer(order, error)
                 time.sleep(pause_s)
         raise AssertionError("the last try has returned")
 
@@ -93,7 +85,7 @@ class Mover:
         stream, self._stream = self._stream or Stream(self._argv), None
         try:
             answer: wire.Message = work[type(order)](stream, order)
-        except StreamEndedError as error:
+        except (StreamEndedError, WireError) as error:
             raise StreamEndedError(stream.end(str(error))) from None
         except BaseException:  # there may be more on its way
             stream.close()
@@ -108,7 +100,7 @@ class Mover:
         )
 
     def _bring_back(self, stream: Stream, order: wire.BringBack) -> wire.Message:
-        found = [ShippedFile(*fields) for fields in stream.ask({"do": "list", "folder": order.folder})["files"]]
+        found = [ShippedFile(*fields) for fields in stream.ask(do="list", folder=order.folder).files]
         found.sort(key=lambda file: file.size)
         totals = itertools.accumulate(file.size for file in found)
         files = found[: sum(total <= order.limit_bytes for total in totals)]
@@ -120,7 +112,7 @@ class Mover:
             os.utime(staging / file.path, ns=(file.mtime_ns, file.mtime_ns))
             os.replace(staging / file.path, place / file.path)
         shutil.rmtree(staging, ignore_errors=True)
-        stream.ask({"do": "delete", "folder": order.folder, "files": names})
+        stream.ask(do="delete", folder=order.folder, names=names)
         text = f"{_described(files)} came to {place}" if files else ""
         if left := found[len(files) :]:
             limit = f"{size(order.limit_bytes)} (--fetch-limit, ShippingConfig.fetch_limit_bytes)"
@@ -129,19 +121,15 @@ class Mover:
 
     def _deliver(self, stream: Stream, order: wire.Deliver) -> wire.Message:
         files = [ShippedFile(*fields) for fields in order.files]
-        request = {
-            "do": "put",
-            "folder": order.folder,
-            "staging": f"{order.staging}/.new-{secrets.token_hex(8)}",
-            "folders": order.folders,
-            "files": [(os.path.relpath(file.path, order.root), *file[1:]) for file in files],
-        }
-        stream.ask(request)
-        crcs = send_contents(stream.write_fd, [(file.path, file.size) for file in files])
+        listed = [(os.path.relpath(file.path, order.root), *file[1:]) for file in files]
+        new = f"{order.staging}/.new-{secrets.token_hex(8)}"
+        stream.ask(do="put", folder=order.folder, staging=new, folders=order.folders, files=listed)
+        crcs = stream.send_contents((file.path, file.size) for file in files)
         for file in files:  # the manifest of a checkpoint may be replaced at any time
             if not file.is_in_place and os.path.basename(file.path) != MANIFEST_FILE:
                 raise OSError(f"{file.path} has changed while it was copied")
-        stream.ask({"crcs": crcs})
+        stream.send(wire.FilesAnswer(crcs=crcs))
+        stream.answer()
         return wire.OrderDone()
 
 
@@ -160,57 +148,45 @@ def _described(files: Sequence[ShippedFile]) -> str:
     return f"{count(len(files), 'file')} ({size(sum(file.size for file in files))})"
 
 
-class Stream:
-    """The near end of a stream: a process, such as ssh, with a stream server at its far end.
-
-    Raises OSError or StreamEndedError if it cannot be opened.
-    """
+class Stream(StreamEnd):
+    """The near end of a stream: a process, such as ssh, with a stream server at its far end. Raises OSError."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         with tempfile.TemporaryFile() as said:
-            self._process = process.spawn(argv, stderr=said.fileno())
-            self._said = os.dup(said.fileno())
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        self._files = (stdin, stdout, os.fdopen(self._said))
-        self.write_fd, self.reader = stdin.fileno(), Reader(stdout.fileno())
-        try:
-            self.reader.skip_chatter()
-        except StreamEndedError as error:
-            raise StreamEndedError(self.end(str(error))) from None
+            self._link = ChildLink(argv, stderr=said.fileno(), greeting=True)
+            self._said = os.fdopen(os.dup(said.fileno()))
+        super().__init__(self._link.channel)
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a header, and return the one that answers it. Raise RefusedError or StreamEndedError."""
-        send_header(self.write_fd, request)
-        return self.reader.header()
+    def ask(self, **fields: Any) -> wire.FilesAnswer:
+        """Send a request, and return its answer. Raise RefusedError or StreamEndedError."""
+        self.send(wire.AskForFiles(**fields))
+        return self.answer()
 
     def get(
         self, folder: str, directory: str, names: Sequence[str], others: Sequence[str] = (), facts: Any = None
     ) -> tuple[Files, Files]:
         """Copy files of the host to a directory. Return their hashes, and those of the others on the host.
 
-        Raise OSError, RefusedError or StreamEndedError.
+        Raise OSError or StreamEndedError.
         """
-        listing = self.ask({"do": "get", "folder": folder, "files": names, "others": others, "facts": facts or {}})
-        make_folders(directory, map(checked_name, filter(None, [*listing["folders"], *map(os.path.dirname, names)])))
-        sizes = dict(zip(names, listing["sizes"], strict=True))
-        end = receive_contents(self.reader, directory, sizes)
+        listing = self.ask(do="get", folder=folder, names=names, others=others, facts=facts or {})
+        make_folders(directory, map(checked_name, filter(None, [*listing.folders, *map(os.path.dirname, names)])))
+        sizes = dict(zip(names, listing.sizes, strict=True))
+        end = self.receive_contents(directory, sizes)
         in_threads(flush, [os.path.join(directory, name) for name in names])
-        files = [(name, size, crc) for (name, size), crc in zip(sizes.items(), end["crcs"], strict=True)]
-        return files, [(name, size, crc) for name, size, crc in end["others"]]
+        files = [(name, size, crc) for (name, size), crc in zip(sizes.items(), end.crcs, strict=True)]
+        return files, [(name, size, crc) for name, size, crc in end.others]
 
     def end(self, found: str) -> str:
         """Close the stream, and return why it has ended, as far as that is known: its last words, or ``found``."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LAST_WORDS_S)
-        said = os.pread(self._said, _LONGEST_WORDS, 0)[-_LAST_WORDS_BYTES:].decode(errors="replace").strip()
-        code, said = self.close(), "\n".join(without_noise(said.splitlines()))
-        return f"the connection for files has ended (exit code {code}): {said or found}"
+            self._link.process.wait(_LAST_WORDS_S)
+        self.channel.drain()
+        said = os.pread(self._said.fileno(), _LONGEST_WORDS, 0)[-_LAST_WORDS_BYTES:] or self.channel.decoder.chatter
+        text = "\n".join(without_noise(said.decode(errors="replace").strip().splitlines()))
+        return f"the connection for files has ended (exit code {self.close()}): {text or found}"
 
     def close(self) -> int:
         """End the process, close the stream, and return the exit code."""
-        process.kill_group(self._process.pid, signal.SIGKILL)
-        for file in self._files:
-            file.close()
-        return self._process.wait()
+        self._said.close()
+        return self._link.kill()

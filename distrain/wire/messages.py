@@ -704,6 +704,47 @@ class BringBack(Message):
     limit_bytes: int
 
 
+@message
+class AskForFiles(Message):
+    """Do something with files of a host, on a stream of its own (:mod:`distrain.transfer.stream`).
+
+    do: put, get, list or delete. folder: the directory of the host. names: paths below it, of the files to get or to
+    delete. others: of files to hash. facts: as in :class:`Upload`. files: the fields of a
+    :class:`~distrain.wire.shipped_file.ShippedFile` for each file to put, with its path below ``folder``. folders:
+    directories to make there, also if no file is in them. staging: a new directory for files until all have arrived.
+
+    Mover -> stream server; answered by :class:`FilesAnswer`.
+    """
+
+    do: str
+    folder: str
+    names: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    facts: dict[str, list[int]] = field(default_factory=dict)
+    files: list[tuple[str, int, int, int, int]] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    staging: str = ""
+
+
+@message
+class FileBytes(Message):
+    """The next bytes of a file."""
+
+    body: bytes
+
+
+@message
+class FilesAnswer(Message):
+    """An answer on a stream, or the end of contents. failed: why something could not be done."""
+
+    failed: str | None = None
+    sizes: list[int] = field(default_factory=list)
+    crcs: list[int] = field(default_factory=list)
+    others: list[tuple[str, int, int]] = field(default_factory=list)
+    files: list[tuple[str, int, int, int, int]] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+
+
 # -- validation ------------------------------------------------------------------------------------------------------
 
 
