@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.storage.file_transfer import folders_below, hash_files, make_folders, unchanged
@@ -19,9 +18,6 @@ from distrain.system import process
 from distrain.transfer.stream import StreamEnd, StreamEndedError, checked_name
 from distrain.wire.channel import Channel
 from distrain.wire.shipped_file import ShippedFile
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def main(arguments: list[str]) -> None:
@@ -75,14 +71,10 @@ def _get(end: StreamEnd, asked: wire.AskForFiles) -> wire.FilesAnswer:
 
 
 def _list(_end: StreamEnd, asked: wire.AskForFiles) -> wire.FilesAnswer:
-    return wire.FilesAnswer(files=list(_files_in(asked.folder)))
-
-
-def _files_in(folder: str) -> Iterator[ShippedFile]:
-    """Yield all files, and those that links lead to, with their paths below the directory."""
-    for path in Path(folder).rglob("*"):
-        if path.is_file():
-            yield ShippedFile.found(str(path.relative_to(folder)), path.stat())
+    """Return all files, and those that links lead to, with their paths below the directory."""
+    found = [path for path in Path(asked.folder).rglob("*") if path.is_file()]
+    files = [ShippedFile.found(str(path.relative_to(asked.folder)), path.stat()) for path in found]
+    return wire.FilesAnswer(files=[*files])
 
 
 def _delete(_end: StreamEnd, asked: wire.AskForFiles) -> wire.FilesAnswer:

@@ -130,9 +130,9 @@ class _Search:
     def add_own(self) -> None:
         """Add the files of the directories to look through."""
         for folder in self._left_out.crowded:
-            for name in os.listdir(folder):
-                if name.endswith(CODE):
-                    self._add(f"{folder}/{name}", Wanted.CODE)
+            for path in map(str, Path(folder).glob("*")):
+                if path.endswith(CODE):
+                    self._add(path, Wanted.CODE)
         for folder in self._own:
             if not any(path.startswith(f"{folder}/") for path in self._found):  # else its repository was added
                 self._add_tree(folder, Wanted.CODE)
