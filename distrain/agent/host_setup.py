@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from distrain.system.loop import Loop
-    from distrain.transfer.host_side.host_cache import HostCache
-    from distrain.transfer.host_side.run_mirror import RunMirror
+    from distrain.transfer.host_side.host_cache import HostCache, RunFolder
 
 
 class HostSetup:
@@ -41,7 +40,7 @@ class HostSetup:
         self._asked = wire.SetUpHost(files=[], folders=[], place="")
         """The latest question; as long as there was none, the paths of the coordinator's machine are those of here."""
         self._cache: HostCache | None = None
-        self._mirror: RunMirror | None = None
+        self._run: RunFolder | None = None
         self._is_mirrored = False
         """True if the workers use copies of the user's files."""
         self._project, self._digest = Path(), ""
@@ -71,7 +70,7 @@ class HostSetup:
         self._is_mirrored = self._is_mirrored or not _has(files, asked.folders)
         if not (self._is_mirrored or self._storage_problem is not None or asked.requirements):
             return wire.HostSetUp()
-        cache, mirror = self._claim(asked.place)
+        cache, run = self._claim(asked.place)
         wanted = ""
         if self._is_mirrored:
             digest = project_digest(files, asked.folders)
@@ -85,11 +84,11 @@ class HostSetup:
                 make_environment(cache.environments, asked.requirements, python=asked.python, show=self._show)
             )
         if self._storage_problem is not None:
-            self._trial_dir = f"{mirror.files}{asked.storage}"
+            self._trial_dir = f"{run.files}{asked.storage}"
             os.makedirs(self._trial_dir, exist_ok=True)
         return wire.HostSetUp(
             wanted=wanted,
-            checkpoints=str(mirror.checkpoints),
+            checkpoints=str(run.checkpoints),
             trial_dir=self._trial_dir,
             storage_problem=self._storage_problem,
         )
@@ -99,14 +98,14 @@ class HostSetup:
             with contextlib.suppress(OSError):
                 self._cache.trim()
 
-    def _claim(self, place: str) -> tuple[HostCache, RunMirror]:
+    def _claim(self, place: str) -> tuple[HostCache, RunFolder]:
         """Open the cache, and the run's directory in it."""
         from distrain.transfer.host_side.host_cache import HostCache
 
-        if self._cache is None or self._mirror is None:
+        if self._cache is None or self._run is None:
             self._cache = HostCache()
-            self._mirror = self._cache.claim_run(place)
-        return self._cache, self._mirror
+            self._run = self._cache.claim_run(place)
+        return self._cache, self._run
 
     def _show(self, text: str) -> None:
         self._thread.report(lambda: self._send(wire.Notice(text=text)))
@@ -127,13 +126,13 @@ class HostSetup:
     @property
     def has_files(self) -> bool:
         """True if files were copied to this host, perhaps by processes that still run."""
-        return self._mirror is not None
+        return self._run is not None
 
     def end(self) -> None:
         """Delete what the run no longer needs, once the host has no worker left."""
         self._thread.close()
-        if self._mirror is not None:
-            self._mirror.end()
+        if self._run is not None:
+            self._run.end()
 
     # -- messages about workers, as they apply to this host -------------------------------------------------------
 

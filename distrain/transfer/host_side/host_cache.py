@@ -4,7 +4,9 @@
 
     $DISTRAIN_CACHE, else $XDG_CACHE_HOME/distrain, else ~/.cache/distrain
         projects/{digest}/      the files of a project: /home/me/train.py of the user's machine is home/me/train.py
-        runs/{place}/           one directory for each run; see run_mirror
+        runs/{place}/           the directory of a run, locked by the agent
+            files/              what workers write into get_trial_dir()
+            checkpoints/        checkpoints that were copied here for reading, and files until all have arrived
         environments/{key}/     virtual environments; see environments
         programs/{key}/         distrain itself, put there by the bootstrap
         .trim.lock              locked by a process that deletes what is old
@@ -25,7 +27,6 @@ from typing import TYPE_CHECKING
 
 from distrain.storage.names import numbered
 from distrain.transfer.host_side.cache_files import delete, lock_folder
-from distrain.transfer.host_side.run_mirror import RunMirror, end_killed_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +44,53 @@ _POLL_S = 0.02
 _UNUSED_S = 30 * 24 * 3600.0
 """Seconds without use after which a directory is deleted."""
 _CURE = "name another directory with env.DISTRAIN_CACHE=/path in the hostfile"
+
+
+class RunFolder:
+    """The directory of a run, which this process has locked.
+
+    files: the directory that stands for the user's root directory. checkpoints: a directory, empty at first, that goes
+    with the run.
+    """
+
+    def __init__(self, path: Path, fd: int) -> None:
+        """Take over a directory with its lock."""
+        self.path = path
+        self.files = path / "files"
+        self.checkpoints = path / "checkpoints"
+        self._fd = fd
+
+    @classmethod
+    def claim(cls, path: Path) -> RunFolder | None:
+        """Lock a directory, which is made if necessary. Return None if another process uses it. Raise OSError."""
+        path.mkdir(mode=0o700, exist_ok=True)
+        fd = lock_folder(path, fcntl.LOCK_EX)
+        if fd is None:
+            return None
+        run = cls(path, fd)
+        delete(run.checkpoints)  # if the agent of a former run was killed
+        run.checkpoints.mkdir(mode=0o700)
+        return run
+
+    def end(self) -> None:
+        """Delete all but the files of workers, and unlock the directory. Harmless when done twice."""
+        if self._fd < 0:
+            return
+        for parent, _, _ in os.walk(self.files, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(parent)
+        delete(self.checkpoints)  # last of all: it shows that the run has not ended
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+        os.close(self._fd)
+        self._fd = -1
+
+
+def end_killed_run(path: Path) -> None:
+    """End a run whose agent was killed. Do nothing if it still runs, or has ended properly."""
+    with contextlib.suppress(OSError):
+        if (path / "checkpoints").exists() and (fd := lock_folder(path, fcntl.LOCK_EX)) is not None:
+            RunFolder(path, fd).end()
 
 
 class HostCache:
@@ -79,15 +127,15 @@ class HostCache:
             os.close(fd)
         raise AssertionError("there is always another name")
 
-    def claim_run(self, place: str) -> RunMirror:
+    def claim_run(self, place: str) -> RunFolder:
         """Make and lock the directory of a run: ``place``, or another one if a living process uses that.
 
-        The lock lasts as long as this process, or until RunMirror.end(). Raise OSError.
+        The lock lasts as long as this process, or until RunFolder.end(). Raise OSError.
         """
         deadline = time.monotonic() + _FORMER_AGENT_S
-        while (run := RunMirror.claim(self.runs / place)) is None:
+        while (run := RunFolder.claim(self.runs / place)) is None:
             if time.monotonic() > deadline:
-                return next(filter(None, (RunMirror.claim(self.runs / name) for name in numbered(place))))
+                return next(filter(None, (RunFolder.claim(self.runs / name) for name in numbered(place))))
             time.sleep(_POLL_S)
         return run
 
