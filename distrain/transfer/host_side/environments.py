@@ -1,13 +1,12 @@
 """Virtual environments in the cache of a host: made once from a requirements file, used by many runs. Runs in: agent.
 
 ``<key>/venv`` is an environment, and the key stands for all that it depends on. The file ``<key>/complete`` is written
-last: without that, it is half-made, and made again. A process that builds it has locked ``<key>`` alone, the runs that
-use it have locked it together.
+last: without that, it is half-made, and made again. The runs that use it have locked ``<key>`` together. A process that
+makes one has locked ``<key>.lock``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import os
@@ -18,9 +17,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from distrain.storage.lock_probe import lock, lock_path
+from distrain.storage.lock_probe import lock
 from distrain.system import process
-from distrain.transfer.host_side.cache_files import delete
+from distrain.transfer.host_side.cache_files import delete, lock_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 _SHOW_EVERY_S = 5.0
 """Seconds between two lines about the progress."""
-_POLL_S = 0.1
 _LAST_LINES = 15
 _USUAL_FOLDERS = "~/.local/bin", "~/.cargo/bin", "/usr/local/bin", "/usr/bin"
 """Further directories with tools. The PATH is short in a command that comes over ssh."""
@@ -49,21 +47,14 @@ def make_environment(folder: Path, requirements: str, *, python: str, show: Call
     parts = (requirements, python, sys.platform, platform.machine())
     home = folder / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     interpreter, complete = home / "venv" / "bin" / "python", home / "complete"
-    while True:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if (fd := lock_path(home, fcntl.LOCK_SH)) is None:  # it was deleted just now
-            continue
-        os.utime(fd)
-        if complete.exists() and interpreter.exists():  # the Python that it links to may be gone
-            return interpreter  # the descriptor stays open
-        with contextlib.suppress(BlockingIOError):  # another run is about to build it
-            lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _build(home, requirements, python, show, fd)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(f"{home}.lock", "ab") as building:
+        lock(building.fileno(), fcntl.LOCK_EX)  # another run may be making one
+        lock_folder(home, fcntl.LOCK_SH)  # its descriptor stays open
+        if not (complete.exists() and interpreter.exists()):  # the Python that it links to may be gone
+            _build(home, requirements, python, show, building.fileno())
             complete.touch()
-            lock(fd, fcntl.LOCK_SH)
-            return interpreter
-        os.close(fd)
-        time.sleep(_POLL_S)
+    return interpreter
 
 
 def find_uv() -> str:
