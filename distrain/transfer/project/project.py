@@ -146,7 +146,7 @@ class _Search:
 
     def add_imported(self, modules: Mapping[str, ModuleType]) -> None:
         """Add the modules of own directories even if git ignores them, and what was installed to be edited."""
-        own = tuple(f"{path}/" for path in {*self._own, *self._inside})
+        own = tuple(f"{path}/" for path in {*self._own, *self._inside, *self._left_out.crowded})
         for file in files_of(modules):
             if file.startswith(own) and not belongs_to_interpreter(file):
                 self.add_one(file)
