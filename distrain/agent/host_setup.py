@@ -54,13 +54,8 @@ class HostSetup:
     def begin(self, asked: wire.SetUpHost) -> None:
         """Set up the host, and send the answer."""
         self._asked = asked
-
-        def done(answer: wire.HostSetUp) -> None:
-            self._send(answer)
-            if not answer.wanted:  # else the next question would wait for it
-                self._thread.do(self._trim)
-
-        self._thread.do(lambda: self._set_up(asked), done, lambda error: self._send(wire.HostSetUp(failed=str(error))))
+        failed = lambda error: self._send(wire.HostSetUp(failed=str(error)))  # noqa: E731
+        self._thread.do(lambda: self._set_up(asked), self._send, failed)
 
     def _set_up(self, asked: wire.SetUpHost) -> wire.HostSetUp:
         """Do what can be done, and return what is missing."""
@@ -93,17 +88,14 @@ class HostSetup:
             storage_problem=self._storage_problem,
         )
 
-    def _trim(self) -> None:
-        if self._cache is not None:
-            with contextlib.suppress(OSError):
-                self._cache.trim()
-
     def _claim(self, place: str) -> tuple[HostCache, RunFolder]:
         """Open the cache, and the run's directory in it."""
         from distrain.transfer.host_side.host_cache import HostCache
 
         if self._cache is None or self._run is None:
             self._cache = HostCache()
+            with contextlib.suppress(OSError):
+                self._cache.trim()
             self._run = self._cache.claim_run(place)
         return self._cache, self._run
 
