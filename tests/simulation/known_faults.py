@@ -295,7 +295,7 @@ KNOWN = [
     Known(
         "files of ranks are deleted on their host when half of them have been fetched",
         "transfer/mover.py",
-        "                os.replace(staging / file.path, place / file.path)\n",
+        "            os.replace(staging / file.path, place / file.path)\n",
         "",
     ),
     Known(

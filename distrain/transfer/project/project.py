@@ -172,7 +172,7 @@ class _Search:
 
     def add_named(self, path: str) -> None:
         """Add a file, or all that a directory holds. Raise LaunchError if there is none."""
-        if not os.path.exists(path):
+        if not (os.path.isdir(path) or os.path.isfile(path)):
             raise LaunchError(f"--ship {shown(path)}: no such file or directory (it copies from this machine)")
         self._left_out.links.pop(path, None)
         if os.path.isdir(path):
