@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.errors import WireError
-from distrain.storage.checkpoint import MANIFEST_FILE
-from distrain.storage.file_transfer import make_folders
+from distrain.errors import CheckpointError, WireError
+from distrain.storage.checkpoint import MANIFEST_FILE, locked_for_reading
+from distrain.storage.file_transfer import folders_below, make_folders
+from distrain.storage.files import list_files
 from distrain.storage.flushing import flush
 from distrain.storage.names import numbered
 from distrain.storage.paths import RunPaths
@@ -120,17 +121,30 @@ class Mover:
         return wire.OrderDone(text=text)
 
     def _deliver(self, stream: Stream, order: wire.Deliver) -> wire.Message:
-        files = [ShippedFile(*fields) for fields in order.files]
-        listed = [(os.path.relpath(file.path, order.root), *file[1:]) for file in files]
-        new = f"{order.staging}/.new-{secrets.token_hex(8)}"
-        stream.ask(do="put", folder=order.folder, staging=new, folders=order.folders, files=listed)
-        crcs = stream.send_contents((file.path, file.size) for file in files)
-        for file in files:  # the manifest of a checkpoint may be replaced at any time
-            if not file.is_in_place and os.path.basename(file.path) != MANIFEST_FILE:
-                raise OSError(f"{file.path} has changed while it was copied")
-        stream.send(wire.FilesAnswer(crcs=crcs))
-        stream.answer()
+        root = Path(order.root)
+        if not order.is_checkpoint:
+            _put(stream, order, [ShippedFile(*fields) for fields in order.files], order.folders)
+            return wire.OrderDone()
+        try:
+            with locked_for_reading(root):
+                # Without a manifest that is about to replace the one there.
+                paths = [root / name for name in list_files(root) if name != f"{MANIFEST_FILE}.new"]
+                _put(stream, order, [ShippedFile.found(str(path), path.stat()) for path in paths], folders_below(root))
+        except (OSError, CheckpointError) as error:
+            raise OSError(f"the checkpoint {root} cannot be copied: {error}") from error
         return wire.OrderDone()
+
+
+def _put(stream: Stream, order: wire.Deliver, files: Sequence[ShippedFile], folders: Sequence[str]) -> None:
+    listed = [(os.path.relpath(file.path, order.root), *file[1:]) for file in files]
+    new = f"{order.staging}/.new-{secrets.token_hex(8)}"
+    stream.ask(do="put", folder=order.folder, staging=new, folders=folders, files=listed)
+    crcs = stream.send_contents((file.path, file.size) for file in files)
+    for file in files:  # the manifest of a checkpoint may be replaced at any time
+        if not file.is_in_place and os.path.basename(file.path) != MANIFEST_FILE:
+            raise OSError(f"{file.path} has changed while it was copied")
+    stream.send(wire.FilesAnswer(crcs=crcs))
+    stream.answer()
 
 
 def _place_for(names: Sequence[str], order: wire.BringBack) -> Path:

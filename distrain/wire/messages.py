@@ -676,16 +676,17 @@ class Deliver(Message):
     root: the directory of this machine that ``folder`` stands for. files: the fields of a
     :class:`~distrain.wire.shipped_file.ShippedFile` for each file below ``root``. staging: a directory of the run on
     the host, for files until all have arrived. folders: directories to make below ``folder``, also if no file is in
-    them.
+    them. is_checkpoint: copy all of ``root`` instead, which is kept from being deleted meanwhile.
 
     Coordinator -> mover; answered by :class:`OrderDone`.
     """
 
     folder: str
     root: str
-    files: list[tuple[str, int, int, int, int]]
     staging: str
+    files: list[tuple[str, int, int, int, int]] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
+    is_checkpoint: bool = False
 
 
 @message

@@ -6,16 +6,17 @@ import json
 import os
 import shlex
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from distrain import wire
+from distrain.storage.checkpoint import locked_for_deletion
 from distrain.system import process
 from distrain.transfer import mover as mover_module
 from distrain.transfer import stream as stream_module
 from distrain.transfer.mover import Mover, Stream
-from distrain.transfer.stream import RefusedError, checked_name
+from distrain.transfer.stream import RefusedError, StreamEnd, checked_name
 from distrain.wire.child_link import ChildLink
 from distrain.wire.shipped_file import ShippedFile
 
@@ -207,6 +208,41 @@ def test_a_host_that_cannot_store_files_says_why(mover: Mover, tmp_path: Path) -
     assert os.listdir(staging_for(tmp_path / "there")) == []
     assert deliver(mover, tmp_path / "there", tmp_path / "here", files) is None
     assert len(contents(tmp_path / "there")) == 2
+
+
+def deliver_checkpoint(mover: Mover, root: Path, there: Path) -> str | None:
+    order = wire.Deliver(folder=str(there), root=str(root), staging=staging_for(there), is_checkpoint=True)
+    answer = mover.do(order)
+    assert isinstance(answer, wire.OrderDone)
+    return answer.failed
+
+
+def test_a_checkpoint_is_copied_whole_and_not_deleted_meanwhile(
+    mover: Mover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, locked = {"model/weights": b"weights", "empty": b""}, []
+    root, there = tmp_path / "checkpoint_000001", tmp_path / "there"
+    for name, data in (*files.items(), (".manifest.json.new", b"of num_to_keep")):
+        written(root / name, data)
+    (root / "nothing").mkdir()
+    (root / ".manifest.json").write_text('{"attempt": 0, "files": {}, "index": 1}')
+
+    def send_contents(stream: Stream, files: Any) -> list[int]:
+        with locked_for_deletion(root) as is_unread:
+            locked.append(not is_unread)
+        return StreamEnd.send_contents(stream, files)
+
+    monkeypatch.setattr(mover_module.Stream, "send_contents", send_contents)
+    assert deliver_checkpoint(mover, root, there) is None
+    assert locked == [True]
+    assert sorted(contents(there)) == ["empty", "model/weights"]
+    assert (there / "nothing").is_dir()
+
+
+def test_a_checkpoint_that_has_vanished_is_said_to_be_deleted(mover: Mover, tmp_path: Path) -> None:
+    failed = str(deliver_checkpoint(mover, tmp_path / "checkpoint_000001", tmp_path / "there"))
+    assert failed.startswith(f"the checkpoint {tmp_path}/checkpoint_000001 cannot be copied: ")
+    assert "was deleted by num_to_keep" in failed
 
 
 # -- streams that end ------------------------------------------------------------------------------------------------
