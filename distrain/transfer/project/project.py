@@ -26,12 +26,7 @@ from distrain.transfer.project.directories import (
     repository_of,
 )
 from distrain.transfer.project.left_out import CODE, LeftOut, shown, some_paths, too_large
-from distrain.transfer.project.module_origins import (
-    Origin,
-    belongs_to_interpreter,
-    editable_installs,
-    files_of,
-)
+from distrain.transfer.project.module_origins import belongs_to_interpreter, editable_installs, files_of
 from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
@@ -150,25 +145,14 @@ class _Search:
         for file in files_of(modules):
             if file.startswith(own) and not belongs_to_interpreter(file):
                 self.add_one(file)
-        for origin in sorted(editable_installs(modules)):
-            if origin.name != own_package().name:
-                self._add_installed(origin)
-
-    def _add_installed(self, origin: Origin) -> None:
-        """Add a package or a module.
-
-        Of a package git may ignore modules that were compiled in place, and yet it needs them.
-        """
-        path = origin.path
-        if not os.path.exists(path):  # deleted, or in an archive
-            return
-        self.folders.add(origin.folder)
-        if os.path.isdir(path):
-            self._inside.add(os.path.realpath(path))
-            self._add_tree(path, Wanted.SMALL)
-            self._walk(path, Wanted.CODE)
-        else:
-            self.add_one(path)
+        for path, folder in sorted(editable_installs(modules)):
+            if os.path.realpath(path) != os.path.realpath(own_package()):
+                self.folders.add(folder)
+                self.add_one(path)
+                if os.path.isdir(path):
+                    self._inside.add(os.path.realpath(path))
+                    self._add_tree(path, Wanted.SMALL)
+                    self._walk(path, Wanted.CODE)  # git may ignore modules that were compiled in place
 
     def add_named(self, path: str) -> None:
         """Add a file, or all that a directory holds. Raise LaunchError if there is none."""

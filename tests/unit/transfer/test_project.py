@@ -331,6 +331,7 @@ def test_editable_installs_are_shipped(plain: Path, repository: Path) -> None:
     write(repository, "spaces/space/part/b.py")
     mapping = {
         "package": str(repository / "src/package"),
+        "renamed": str(repository / "src/package"),
         "single": str(repository / "src/single"),
         "space.part": str(repository / "spaces/space/part"),
         "gone": str(repository / "gone"),
