@@ -22,9 +22,9 @@ from distrain.agent.guard import beat, clear_cache, scheduler_signals, stand_gua
 from distrain.agent.health_watch import HealthWatch
 from distrain.agent.host_queries import HostQueries
 from distrain.agent.host_setup import HostSetup
-from distrain.agent.rank_cpus import RankCpus, rank_cpus
 from distrain.agent.worker_pipes import WorkerPipes, WorkerRelay
 from distrain.hosts.cgroup import OomKill
+from distrain.hosts.cpus import RankCpus, rank_cpus
 from distrain.hosts.host_info import hello_of, host_info
 from distrain.hosts.network import interface_variables, interfaces, network_id, own_address
 from distrain.hosts.shared_memory import BUS_ERROR, shared_memory_problem

@@ -1,4 +1,4 @@
-"""Addresses and interfaces under which other hosts reach this one. Runs in: agent, worker."""
+"""Addresses, interfaces and ports under which others reach this host. Runs in: agent, coordinator, worker."""
 
 from __future__ import annotations
 
@@ -95,3 +95,14 @@ def interface_variables(peer: str) -> dict[str, str]:
     NCCL takes the first interface that looks usable. Raises OSError if there is no route to ``peer``.
     """
     return collective_variables(interface_of(address_toward(peer)))
+
+
+def reserve_port() -> socket.socket:
+    """Return a socket that reserves a free TCP port as long as it is open, until a process group binds it.
+
+    The socket has SO_REUSEADDR and does not listen, so that the store of rank 0 can bind the same port.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    return reserved

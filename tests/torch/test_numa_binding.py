@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from distrain.hosts.cpu_binding import bind, nodes_near_gpus
-from distrain.hosts.cpu_topology import numa_node_of, read_cpus
+from distrain.hosts.cpus import bind, nodes_near_gpus, numa_node_of, read_cpus
 from distrain.hosts.gpus import find_gpus
 
 binding = pytest.importorskip("torch.numa.binding", reason="torchrun has --numa-binding since torch 2.9")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 
 from distrain.api import config as configs
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
-from distrain.hosts.cpu_topology import parse_list
+from distrain.hosts.cpus import parse_list
 from distrain.system.text import size
 
 if TYPE_CHECKING:

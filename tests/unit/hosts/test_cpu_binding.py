@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.hosts.cpu_binding import bind, nodes_near_gpus, nodes_of_cpus, threads_each
-from distrain.hosts.cpu_topology import numa_node_of, parse_list, read_cpus
+from distrain.hosts.cpus import bind, nodes_near_gpus, nodes_of_cpus, numa_node_of, parse_list, read_cpus, threads_each
 from tests.sysfs import Machine, pci_address
 
 if TYPE_CHECKING:
