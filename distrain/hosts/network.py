@@ -19,13 +19,15 @@ _ANYWHERE = "192.0.2.1"
 """An address that no host has (RFC 5737). Packets to it would take the default route."""
 
 
-def network_id() -> str:
-    """Return an id of the network stack: processes with the same id share a loopback interface; empty if unknown."""
-    try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot_id}/{os.stat('/proc/self/ns/net').st_ino}"
-    except OSError:
-        return ""
+def machine_id(*namespaces: str) -> str:
+    """Return an id of this machine, its boot, and namespaces of this process, such as ``net``; empty if unknown.
+
+    Processes with the same id of ``net`` share a loopback interface.
+    """
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in namespaces)])
+    return ""
 
 
 def own_address() -> str:

@@ -16,10 +16,10 @@ import threading
 import time
 import uuid
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
+from distrain.hosts.network import machine_id
 from distrain.storage.lock_probe import is_locked, lock_alone
 from distrain.storage.ownership import open_without_links
 from distrain.system import process
@@ -28,6 +28,7 @@ from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 BEAT_S = 5.0
 """Seconds between two heartbeats."""
@@ -129,13 +130,8 @@ class _Owner:
 
 
 def _machine() -> str:
-    """Return an identifier of this machine, its boot, and its namespaces of pids and times; "" if it is unknown."""
-    with contextlib.suppress(OSError):
-        if not process.sees_pids():
-            return ""
-        namespaces = (os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "time"))
-        return " ".join([Path("/proc/sys/kernel/random/boot_id").read_text().strip(), *namespaces])
-    return ""
+    """Return what processes have in common that see each other's pids and times; "" if it is unknown."""
+    return machine_id("pid", "time") if process.sees_pids() else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
