@@ -20,7 +20,6 @@ import os
 import secrets
 import shutil
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
 
 _RETRIES_S = (0.2, 2.0)
 """Seconds before each further try of an order whose connection has broken: sshd may have been busy."""
-_LONGEST_WORDS = 1 << 20
-_LAST_WORDS_BYTES = 2 << 10
 _LAST_WORDS_S = 2.0
 
 
@@ -166,9 +163,7 @@ class Stream(StreamEnd):
     """The near end of a stream: a process, such as ssh, with a stream server at its far end. Raises OSError."""
 
     def __init__(self, argv: Sequence[str]) -> None:
-        with tempfile.TemporaryFile() as said:
-            self._link = ChildLink(argv, stderr=said.fileno(), greeting=True)
-            self._said = os.fdopen(os.dup(said.fileno()))
+        self._link = ChildLink(argv, greeting=True)
         super().__init__(self._link.channel)
 
     def ask(self, **fields: Any) -> wire.FilesAnswer:
@@ -196,11 +191,10 @@ class Stream(StreamEnd):
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._link.process.wait(_LAST_WORDS_S)
         self.channel.drain()
-        said = os.pread(self._said.fileno(), _LONGEST_WORDS, 0)[-_LAST_WORDS_BYTES:] or self.channel.decoder.chatter
+        said = self._link.stray() or self.channel.decoder.chatter
         text = "\n".join(without_noise(said.decode(errors="replace").strip().splitlines()))
-        return f"the connection for files has ended (exit code {self.close()}): {text or found}"
+        return f"the connection for files has ended (exit code {self._link.kill()}): {text or found}"
 
-    def close(self) -> int:
-        """End the process, close the stream, and return the exit code."""
-        self._said.close()
-        return self._link.kill()
+    def close(self) -> None:
+        """End the process, and close the stream."""
+        self._link.kill()

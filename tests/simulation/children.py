@@ -141,9 +141,8 @@ class SimulatedStream(mover.Stream):
         self.close()
         return f"the connection for files has ended: {found}"
 
-    def close(self) -> int:
+    def close(self) -> None:
         self._server.kill()
-        return 0
 
 
 def _serve(end: Any) -> None:
