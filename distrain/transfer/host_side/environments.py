@@ -17,7 +17,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from distrain.storage.lock_probe import lock
+from distrain.storage.lock_probe import locked_file
 from distrain.system import process
 from distrain.transfer.host_side.cache_files import delete, lock_folder
 
@@ -48,11 +48,10 @@ def make_environment(folder: Path, requirements: str, *, python: str, show: Call
     home = folder / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     interpreter, complete = home / "venv" / "bin" / "python", home / "complete"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(f"{home}.lock", "ab") as building:
-        lock(building.fileno(), fcntl.LOCK_EX)  # another run may be making one
+    with locked_file(f"{home}.lock") as building:  # another run may be making one
         lock_folder(home, fcntl.LOCK_SH)  # its descriptor stays open
         if not (complete.exists() and interpreter.exists()):  # the Python that it links to may be gone
-            _build(home, requirements, python, show, building.fileno())
+            _build(home, requirements, python, show, building)
             complete.touch()
     return interpreter
 
