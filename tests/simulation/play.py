@@ -453,7 +453,6 @@ def _patches_of_children(of: World, play: Play, threading: Threading) -> list[An
         mock.patch.object(remote_path, "own_temporary_path", lambda: own_host().temporary),  # noqa: PT008
         mock.patch.object(remote_path, "find_filesystem", lambda url: (play.bucket, url.partition("://")[2])),
         mock.patch.object(run_lock, "_machine", return_value=""),  # all its processes have one pid
-        mock.patch.object(checkpoint, "random", of.random),
     ]
 
 
