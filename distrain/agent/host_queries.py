@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from distrain import wire
 from distrain.hosts.inspection import disk_free_bytes, memory_free_bytes, package_versions
-from distrain.hosts.network import address_toward
-from distrain.hosts.ports import reserve_port
+from distrain.hosts.network import address_toward, reserve_port
 from distrain.hosts.reachability import ProbePort, failed_peers, own_place
 from distrain.system.background import Background
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,12 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from distrain.system.loop import Loop
-    from distrain.transfer.host_side.host_cache import HostCache
-    from distrain.transfer.host_side.run_mirror import RunMirror
-
-_STORAGE_PATIENCE_S = 10.0
-_CACHE_BYTES = 20 << 30
-"""Size up to which the cache may grow."""
+    from distrain.transfer.host_side.host_cache import HostCache, RunFolder
 
 
 class HostSetup:
@@ -46,9 +40,11 @@ class HostSetup:
         self._asked = wire.SetUpHost(files=[], folders=[], place="")
         """The latest question; as long as there was none, the paths of the coordinator's machine are those of here."""
         self._cache: HostCache | None = None
-        self._mirror: RunMirror | None = None
+        self._run: RunFolder | None = None
         self._is_mirrored = False
         """True if the workers use copies of the user's files."""
+        self._project, self._digest = Path(), ""
+        """The copy, and the digest of what was copied."""
         self._storage_problem: str | None = None
         self._trial_dir = ""
         self._python = ""
@@ -58,29 +54,24 @@ class HostSetup:
     def begin(self, asked: wire.SetUpHost) -> None:
         """Set up the host, and send the answer."""
         self._asked = asked
-
-        def done(answer: wire.HostSetUp) -> None:
-            self._send(answer)
-            if not answer.wanted:  # else the next question would wait for it
-                self._thread.do(self._trim)
-
-        self._thread.do(lambda: self._set_up(asked), done, lambda error: self._send(wire.HostSetUp(failed=str(error))))
+        failed = lambda error: self._send(wire.HostSetUp(failed=str(error)))  # noqa: E731
+        self._thread.do(lambda: self._set_up(asked), self._send, failed)
 
     def _set_up(self, asked: wire.SetUpHost) -> wire.HostSetUp:
         """Do what can be done, and return what is missing."""
         files = [ShippedFile(*fields) for fields in asked.files]
-        self._storage_problem = _problem_within_limit(asked) if asked.storage else None
+        problem = storage_problem(asked.storage, asked.probe_file, asked.nonce) if asked.storage else None
+        self._storage_problem = problem
         self._is_mirrored = self._is_mirrored or not _has(files, asked.folders)
         if not (self._is_mirrored or self._storage_problem is not None or asked.requirements):
             return wire.HostSetUp()
-        cache, mirror = self._claim(asked.place)
+        cache, run = self._claim(asked.place)
         wanted = ""
         if self._is_mirrored:
-            project = cache.projects / project_digest(files, asked.folders)
-            if cache.has_project(project.name, files):
-                mirror.place(project)
-            else:
-                wanted = str(project)
+            digest = project_digest(files, asked.folders)
+            if digest != self._digest:  # else workers may have changed the copy, and find that again
+                self._project, is_there = cache.use_project(digest, files)
+                wanted, self._digest = ("", digest) if is_there else (str(self._project), "")
         if asked.requirements and not wanted and not self._python:
             from distrain.transfer.host_side.environments import make_environment
 
@@ -88,28 +79,25 @@ class HostSetup:
                 make_environment(cache.environments, asked.requirements, python=asked.python, show=self._show)
             )
         if self._storage_problem is not None:
-            self._trial_dir = f"{mirror.files}{asked.storage}"
+            self._trial_dir = f"{run.files}{asked.storage}"
             os.makedirs(self._trial_dir, exist_ok=True)
         return wire.HostSetUp(
             wanted=wanted,
-            checkpoints=str(mirror.checkpoints),
+            checkpoints=str(run.checkpoints),
             trial_dir=self._trial_dir,
             storage_problem=self._storage_problem,
         )
 
-    def _trim(self) -> None:
-        if self._cache is not None:
-            with contextlib.suppress(OSError):
-                self._cache.trim(_CACHE_BYTES)
-
-    def _claim(self, place: str) -> tuple[HostCache, RunMirror]:
+    def _claim(self, place: str) -> tuple[HostCache, RunFolder]:
         """Open the cache, and the run's directory in it."""
         from distrain.transfer.host_side.host_cache import HostCache
 
-        if self._cache is None or self._mirror is None:
+        if self._cache is None or self._run is None:
             self._cache = HostCache()
-            self._mirror = self._cache.claim_run(place)
-        return self._cache, self._mirror
+            with contextlib.suppress(OSError):
+                self._cache.trim()
+            self._run = self._cache.claim_run(place)
+        return self._cache, self._run
 
     def _show(self, text: str) -> None:
         self._thread.report(lambda: self._send(wire.Notice(text=text)))
@@ -130,13 +118,13 @@ class HostSetup:
     @property
     def has_files(self) -> bool:
         """True if files were copied to this host, perhaps by processes that still run."""
-        return self._mirror is not None
+        return self._run is not None
 
     def end(self) -> None:
         """Delete what the run no longer needs, once the host has no worker left."""
         self._thread.close()
-        if self._mirror is not None:
-            self._mirror.end()
+        if self._run is not None:
+            self._run.end()
 
     # -- messages about workers, as they apply to this host -------------------------------------------------------
 
@@ -184,11 +172,11 @@ class HostSetup:
 
     def _here(self, path: str) -> str:
         """Return where a directory of the coordinator's machine is on this host."""
-        if not self._is_mirrored or self._mirror is None or not os.path.isabs(path):
+        if not self._is_mirrored or not os.path.isabs(path):
             return path
         is_mirrored = path == "/" or any(path == top or path.startswith(f"{top}/") for top in self._asked.folders)
         is_mirrored = is_mirrored or any(path == file[0] for file in self._asked.files)  # such as an archive
-        return f"{self._mirror.project}{os.path.normpath(path)}".rstrip("/") if is_mirrored else path
+        return f"{self._project}{os.path.normpath(path)}".rstrip("/") if is_mirrored else path
 
     def _sys_path(self, path: Sequence[str | None]) -> list[str | None]:
         def here(entry: str | None) -> str | None:
@@ -201,19 +189,6 @@ class HostSetup:
             return replaced
         first = replaced.index(None)  # the others are not needed: this one stands for all entries of the interpreter
         return [*replaced[: first + 1], *(entry for entry in replaced[first:] if entry is not None)]
-
-
-def _problem_within_limit(asked: wire.SetUpHost) -> str | None:
-    """Return why workers of this host cannot use the storage, or None. A storage that hangs is of no use, either."""
-    problems: list[str | None] = []
-
-    def look() -> None:
-        problems.append(storage_problem(asked.storage, asked.probe_file, asked.nonce))
-
-    thread = threading.Thread(target=look, name="distrain-storage", daemon=True)
-    thread.start()
-    thread.join(_STORAGE_PATIENCE_S)
-    return problems[0] if problems else f"has not answered for {_STORAGE_PATIENCE_S:g} s there"
 
 
 def _has(files: Iterable[ShippedFile], folders: Iterable[str]) -> bool:

@@ -26,7 +26,7 @@ from distrain.agent.worker_pipes import WorkerPipes, WorkerRelay
 from distrain.hosts.cgroup import OomKill
 from distrain.hosts.cpu_topology import cpus_near
 from distrain.hosts.host_info import hello_of, host_info, usable_cpus
-from distrain.hosts.network import interface_variables, interfaces, network_id, own_address
+from distrain.hosts.network import interface_variables, interfaces, machine_id, own_address
 from distrain.hosts.shared_memory import BUS_ERROR, shared_memory_problem
 from distrain.system import process, scratch
 from distrain.system.loop import Loop
@@ -158,7 +158,7 @@ class Agent:
         self._queries.gpus = info.gpus or ()
         return hello_of(
             info,
-            network=network_id(),
+            network=machine_id("net"),
             address=own_address(),
             interfaces=interfaces(),
             executable=sys.executable,

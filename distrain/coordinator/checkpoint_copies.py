@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,17 +11,11 @@ from distrain import wire
 from distrain.coordinator.host_files import full_cache_hint
 from distrain.decisions.events import HostLost
 from distrain.decisions.hearing import hears
-from distrain.errors import CheckpointError
-from distrain.storage.checkpoint import MANIFEST_FILE, locked_for_reading
-from distrain.storage.file_transfer import folders_below
-from distrain.storage.files import list_files
-from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from distrain.coordinator.host_files import HostFiles
-    from distrain.system.background import Background
 
     Then = Callable[[str, str | None], None]
 
@@ -35,16 +28,13 @@ class _Copy:
     folder: str
     waiting: list[Then] = field(default_factory=list)
     is_ready: bool = False
-    lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """Keeps the checkpoint from being deleted."""
 
 
 class CheckpointCopies:
     """The copies of checkpoints on all hosts."""
 
-    def __init__(self, hosts: HostFiles, thread: Background) -> None:
+    def __init__(self, hosts: HostFiles) -> None:
         self._hosts = hosts
-        self._thread = thread
         self._copies: dict[str, list[_Copy]] = {}
         """By host, in the order in which they were asked for."""
         self._count = 0
@@ -58,40 +48,18 @@ class CheckpointCopies:
         """Copy a checkpoint to a host. Call ``then`` with its directory there, and with why it cannot be copied."""
         copies = self._copies.setdefault(host, [])
         copy = next((copy for copy in copies if copy.path == path), None)
-        if copy is not None:
-            copy.waiting.append(then)
-            if copy.is_ready:
-                self._answer(copy)
-            return
-        self._count += 1  # a copy that is dropped is deleted later
-        staging = self._hosts.checkpoints_on(host)
-        copy = _Copy(path, f"{staging}/{Path(path).name}-{self._count}", [then])
-        copies.append(copy)
-        order = wire.Deliver(folder=copy.folder, root=path, files=[], staging=staging)
-        self._thread.do(partial(self._look_up, copy, order), partial(self._send, host, copy))
-
-    def _look_up(self, copy: _Copy, order: wire.Deliver) -> wire.Deliver | str:
-        """Add the files of a checkpoint to an order, and keep it from being deleted. Or return why that fails."""
-        folder = Path(copy.path)
-        try:
-            copy.lock.enter_context(locked_for_reading(folder))
-            # Without a manifest that is about to replace the one there.
-            paths = [folder / name for name in list_files(folder) if name != f"{MANIFEST_FILE}.new"]
-            files: list[tuple[str, int, int, int, str]] = [ShippedFile.found(str(path), path.stat()) for path in paths]
-        except (OSError, CheckpointError) as error:
-            return f"the checkpoint {folder} cannot be read: {error}"
-        return replace(order, files=files, folders=folders_below(str(folder)))
-
-    def _send(self, host: str, copy: _Copy, found: wire.Deliver | str) -> None:
-        if not any(copy is one for one in self._copies.get(host, ())):  # the host was lost
-            copy.lock.close()
-        elif isinstance(found, str):
-            self._on_delivered(host, copy, found)
-        else:
-            self._hosts.deliver(host, found, partial(self._on_delivered, host, copy))
+        if copy is None:
+            self._count += 1  # a copy that is dropped is deleted later
+            staging = self._hosts.checkpoints_on(host)
+            copy = _Copy(path, f"{staging}/{Path(path).name}-{self._count}")
+            copies.append(copy)
+            order = wire.Deliver(folder=copy.folder, root=path, staging=staging, is_checkpoint=True)
+            self._hosts.deliver(host, order, partial(self._on_delivered, host, copy))
+        copy.waiting.append(then)
+        if copy.is_ready:
+            self._answer(copy)
 
     def _on_delivered(self, host: str, copy: _Copy, failed: str | None) -> None:
-        copy.lock.close()
         copy.is_ready = failed is None
         if failed is not None:
             self._copies[host].remove(copy)
@@ -119,10 +87,4 @@ class CheckpointCopies:
 
     def lost(self, host: str) -> None:
         """Forget a host that was lost. Its mover no longer answers."""
-        for copy in self._copies.pop(host, ()):
-            copy.lock.close()
-
-    def close(self) -> None:
-        """Release all checkpoints."""
-        for host in list(self._copies):
-            self.lost(host)
+        self._copies.pop(host, None)

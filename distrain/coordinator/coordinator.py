@@ -240,7 +240,6 @@ class Coordinator:
     def _close_hosts(self) -> None:
         engine = self.engine
         engine.host_files.close()
-        engine.copies.close()
         engine.ranks.close(keep=engine.machine.state in (RunState.FINISHED, RunState.FAILED))
 
     def _await_storage(self) -> None:

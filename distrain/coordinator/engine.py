@@ -92,7 +92,7 @@ class Engine:
             receive=self.hear,
             refuse=self.refuse,
         )
-        self.copies = CheckpointCopies(self.host_files, self.verification)
+        self.copies = CheckpointCopies(self.host_files)
         site = Site(
             self.checkpoint_config,
             store.location,

@@ -71,8 +71,7 @@ class Shipping:
 class _Host:
     """The state of one host.
 
-    then: called once it is set up. question: the latest one. brought: the directory that got the project last.
-    deliveries: the number of those under way.
+    then: called once it is set up. question: the latest one. deliveries: the number of those under way.
     """
 
     then: list[Callable[[], None]] = field(default_factory=list)
@@ -80,7 +79,6 @@ class _Host:
     open_questions: int = 0
     is_set_up: bool = False
     tries: int = 0
-    brought: str = ""
     mover: OrderLink | None = None
     deliveries: int = 0
 
@@ -166,7 +164,7 @@ class HostFiles:
         if self._project is None or host not in self.shipping.takes_project:
             return question
         run = f"{question.storage}/"  # its files change
-        files: list[tuple[str, int, int, int, str]] = [
+        files: list[tuple[str, int, int, int, int]] = [
             file for file in self._project.files if not (question.storage and file.path.startswith(run))
         ]
         return replace(question, files=files, folders=[*self._project.folders])
@@ -204,10 +202,6 @@ class HostFiles:
         assert state.question is not None
         files = state.question.files
         state.tries += 1
-        if state.brought == answer.wanted:
-            state.brought = ""
-            self._on_brought(host, state, "", f"files have changed meanwhile, or have vanished from {answer.wanted}")
-            return
         if state.tries == 1:
             total = size(sum(ShippedFile(*fields).size for fields in files))
             say(f"copying {count(len(files), 'file')} ({total}) of your code to {host}")
@@ -215,11 +209,10 @@ class HostFiles:
                 warn_once(note)
         folders = [folder.lstrip("/") for folder in state.question.folders]
         order = wire.Deliver(folder=answer.wanted, root="/", files=files, staging=answer.checkpoints, folders=folders)
-        self.deliver(host, order, partial(self._on_brought, host, state, answer.wanted))
+        self.deliver(host, order, partial(self._on_brought, host, state))
 
-    def _on_brought(self, host: str, state: _Host, folder: str, failed: str | None) -> None:
+    def _on_brought(self, host: str, state: _Host, failed: str | None) -> None:
         if failed is None:
-            state.brought = folder
             self._ask(host)
         elif is_full_disk(failed) or state.tries >= _MOST_TRIES:
             self.refuse(host, f"your code cannot be copied there: {failed}{full_cache_hint(failed)}")
@@ -230,13 +223,11 @@ class HostFiles:
 
     def announce(self, hosts: Iterable[str]) -> None:
         """Say once which hosts do not see the storage."""
-        by_problem: dict[str, list[str]] = {}
-        for host in hosts:
-            if self.lacks_storage(host) and host not in self._announced:
-                self._announced.add(host)
-                by_problem.setdefault(self._answers[host].storage_problem or "", []).append(host)
-        for problem, names in by_problem.items():
+        names = [host for host in hosts if self.lacks_storage(host) and host not in self._announced]
+        self._announced.update(names)
+        if names:
             see, their = ("does", "its") if len(names) == 1 else ("do", "their")
+            problem = self._answers[names[0]].storage_problem
             say(
                 f"{name_hosts(names)} {see} not see the run directory, which {problem}; {their} checkpoints come here "
                 "over the connection"

@@ -1,4 +1,4 @@
-"""Addresses and interfaces under which other hosts reach this one. Runs in: agent, worker."""
+"""Addresses, interfaces and ports under which others reach this host. Runs in: agent, coordinator, worker."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ _ANYWHERE = "192.0.2.1"
 """An address that no host has (RFC 5737). Packets to it would take the default route."""
 
 
-def network_id() -> str:
-    """Return an id of the network stack: processes with the same id share a loopback interface; empty if unknown."""
-    try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot_id}/{os.stat('/proc/self/ns/net').st_ino}"
-    except OSError:
-        return ""
+def machine_id(*namespaces: str) -> str:
+    """Return an id of this machine, its boot, and namespaces of this process, such as ``net``; empty if unknown.
+
+    Processes with the same id of ``net`` share a loopback interface.
+    """
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in namespaces)])
+    return ""
 
 
 def own_address() -> str:
@@ -95,3 +97,14 @@ def interface_variables(peer: str) -> dict[str, str]:
     NCCL takes the first interface that looks usable. Raises OSError if there is no route to ``peer``.
     """
     return collective_variables(interface_of(address_toward(peer)))
+
+
+def reserve_port() -> socket.socket:
+    """Return a socket that reserves a free TCP port as long as it is open, until a process group binds it.
+
+    The socket has SO_REUSEADDR and does not listen, so that the store of rank 0 can bind the same port.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    return reserved

@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import json
 import os
-import random
 import shutil
 import tempfile
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distrain.errors import CheckpointError
-from distrain.storage.lock_probe import lock, lock_path, locked_directory
+from distrain.storage.lock_probe import lock_path, locked_directory, locked_file
 from distrain.storage.names import DICT_FILE
 from distrain.storage.separated import Separated, load
 from distrain.system.pickling import Pickler
@@ -38,8 +37,6 @@ DELETED = b"{}"
 _DICT = DICT_FILE.partition(".")[0]
 _PREFIX = "distrain-checkpoint-"
 _COMPLETE = ".complete"
-_RETRY_S = 0.02
-"""Seconds to wait, at most, before trying again to lock a shared download."""
 
 
 class Checkpoint:
@@ -135,25 +132,13 @@ class Checkpoint:
         identity = f"{type(remote.filesystem).__name__} {remote.url} {self._read_file(MANIFEST_FILE)!r}"
         key = hashlib.sha256(identity.encode()).hexdigest()[:16]
         folder = own_temporary_directory("checkpoints") / f"{key}-{remote.name}"
-        try:
-            with self._downloaded(remote, folder):
-                yield folder / "files"
-        finally:
-            delete_unread([folder])
-
-    @contextlib.contextmanager
-    def _downloaded(self, remote: RemotePath, folder: Path) -> Iterator[None]:
-        """Download the files, unless another process has done so, and keep them within the context."""
-        while True:
-            with locked_directory(folder) as fd:  # waits for a process that downloads
-                if (folder / _COMPLETE).exists():
-                    yield
-                    return
-                with contextlib.suppress(BlockingIOError):  # not waited for: the other process may be a reader by now
-                    lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.ExitStack() as stack:
+            stack.callback(delete_unread, [folder])
+            with locked_file(f"{folder}.lock"):  # waits for a process that downloads
+                stack.enter_context(locked_directory(folder))
+                if not (folder / _COMPLETE).exists():
                     self._fill(folder, remote)
-                    continue
-            time.sleep(random.uniform(0.0, _RETRY_S))  # noqa: S311
+            yield folder / "files"
 
     def _fill(self, folder: Path, remote: RemotePath) -> None:
         """Download the files for all processes. First delete what killed ones have left, to make room."""

@@ -82,6 +82,20 @@ def locked_directory(folder: Path) -> Iterator[int]:
         os.close(fd)
 
 
+@contextlib.contextmanager
+def locked_file(path: str) -> Iterator[int]:
+    """Make a file, hold its lock alone, and delete it afterwards. Give the descriptor of the lock."""
+    fd = None
+    while fd is None:
+        fd = lock_path(path, fcntl.LOCK_EX, os.O_RDWR | os.O_CREAT)
+    try:
+        yield fd
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        os.close(fd)
+
+
 def is_locked(run: str | os.PathLike[str]) -> bool:
     """Return False if no process holds the lock of a run, True if one does or if that is unknown.
 

@@ -15,11 +15,11 @@ import platform
 import threading
 import time
 import uuid
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
+from distrain.hosts.network import machine_id
 from distrain.storage.lock_probe import is_locked, lock_alone
 from distrain.storage.ownership import open_without_links
 from distrain.system import process
@@ -27,7 +27,8 @@ from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
+    from pathlib import Path
 
 BEAT_S = 5.0
 """Seconds between two heartbeats."""
@@ -95,13 +96,31 @@ os.register_at_fork(after_in_child=_release_all)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Owner:
-    """The identity of a process, by which others on its machine can see whether it is alive."""
+    """A process that owns a run, or did: its identity, by which others on its machine can see whether it is alive.
+
+    beat: the time of its last heartbeat, in seconds since 1970. released: it needs the run no more.
+    """
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     host: str = field(default_factory=platform.node)
     machine: str = field(default_factory=lambda: _machine())
     pid: int = field(default_factory=os.getpid)
     started: float = field(default_factory=lambda: process.began_at(os.getpid()) or 0.0)
+    beat: float = 0.0
+    released: bool = False
+
+    @classmethod
+    def of(cls, lock: RemotePath, text: bytes) -> _Owner:
+        """Return the owner in the lock with this text. Raise StorageError if it is damaged."""
+        try:
+            found = json.loads(text)
+            owner = cls(**{one.name: found[one.name] for one in fields(cls)})
+            float(owner.beat), int(owner.pid), float(owner.started)
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise StorageError(
+                f"the lock {lock} is damaged ({type(error).__name__}: {error}); if no process uses this run, delete it"
+            ) from error
+        return owner
 
     def is_dead(self) -> bool:
         """Return True if the process is known to be dead, False if it is alive or on another machine."""
@@ -111,13 +130,8 @@ class _Owner:
 
 
 def _machine() -> str:
-    """Return an identifier of this machine, its boot, and its namespaces of pids and times; "" if it is unknown."""
-    with contextlib.suppress(OSError):
-        if not process.sees_pids():
-            return ""
-        namespaces = (os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "time"))
-        return " ".join([Path("/proc/sys/kernel/random/boot_id").read_text().strip(), *namespaces])
-    return ""
+    """Return what processes have in common that see each other's pids and times; "" if it is unknown."""
+    return machine_id("pid", "time") if process.sees_pids() else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +179,7 @@ class RemoteLock:
                 raise
 
     def _text(self, beat: float, *, released: bool = False) -> bytes:
-        return json.dumps({**asdict(self.owner), "beat": beat, "released": released}).encode()
+        return json.dumps(asdict(replace(self.owner, beat=beat, released=released))).encode()
 
     def as_text(self) -> str:
         """Return the lock for another process, which calls :meth:`from_text`."""
@@ -173,8 +187,8 @@ class RemoteLock:
 
     @classmethod
     def from_text(cls, run: RemotePath, text: str) -> RemoteLock:
-        fields: dict[str, Any] = json.loads(text)
-        return cls(run=run, number=fields["number"], owner=_Owner(**fields["owner"]))
+        found: dict[str, Any] = json.loads(text)
+        return cls(run=run, number=found["number"], owner=_Owner(**found["owner"]))
 
     def check(self) -> None:
         """Raise StorageError if another process owns the run now, OSError if the storage fails."""
@@ -229,22 +243,6 @@ class Heartbeats:
                 continue
 
 
-def _fields_of(lock: RemotePath, text: bytes) -> dict[str, Any]:
-    """Return the fields of the lock with this text. Raise StorageError if it is damaged."""
-    try:
-        fields: dict[str, Any] = json.loads(text)
-        _owner_of(fields), bool(fields["released"]), float(fields["beat"]), int(fields["pid"]), float(fields["started"])
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise StorageError(
-            f"the lock {lock} is damaged ({type(error).__name__}: {error}); if no process uses this run, delete it"
-        ) from error
-    return fields
-
-
-def _owner_of(fields: Mapping[str, Any]) -> _Owner:
-    return _Owner(**{name: fields[name] for name in ("id", "host", "machine", "pid", "started")})
-
-
 def _numbers(folder: RemotePath) -> list[int]:
     return sorted(int(name) for name in folder.names() if name.isdigit())
 
@@ -258,9 +256,8 @@ def _wait_until_free(run: RemotePath, lock: RemotePath) -> bool:
         first = last = lock.read_bytes()
     except FileNotFoundError:  # replaced after it was listed
         raise StorageError(_in_use(run, _NEWCOMER)) from None
-    fields = _fields_of(lock, first)
-    owner = _owner_of(fields)
-    if fields["released"] or owner.is_dead():
+    owner = _Owner.of(lock, first)
+    if owner.released or owner.is_dead():
         return True
     who = f"process {owner.pid} on {owner.host}"
     warn(f"{run} was used by {who}; waiting up to {HEARTBEAT_TIMEOUT_S:g} s to see if it is still alive")
@@ -268,7 +265,7 @@ def _wait_until_free(run: RemotePath, lock: RemotePath) -> bool:
         time.sleep(_POLL_S)
         with contextlib.suppress(FileNotFoundError):
             last = lock.read_bytes()
-        if _fields_of(lock, last)["released"]:
+        if _Owner.of(lock, last).released:
             return True
         if last != first:
             raise StorageError(_in_use(run, who))
@@ -297,8 +294,8 @@ def is_in_use(run: Path | RemotePath) -> bool:
         return False
     lock = folder / f"{numbers[-1]:06d}"
     try:
-        fields = _fields_of(lock, lock.read_bytes())
+        owner = _Owner.of(lock, lock.read_bytes())
     except FileNotFoundError:  # another process takes the lock just now
         return True
-    is_recent = abs(time.time() - fields["beat"]) < _LONG_AGO_S  # a time in the future comes from a wrong clock
-    return is_recent and not fields["released"] and not _owner_of(fields).is_dead()
+    is_recent = abs(time.time() - owner.beat) < _LONG_AGO_S  # a time in the future comes from a wrong clock
+    return is_recent and not owner.released and not owner.is_dead()

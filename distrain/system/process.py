@@ -688,32 +688,22 @@ def _mapped_libraries(part: str) -> set[str]:
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
-def run_watched(
-    argv: Sequence[str],
-    output: int,
-    *,
-    directory: str,
-    tick: Callable[[], None],
-    tick_s: float,
-    pass_fds: Iterable[int] = (),
-) -> int:
+def run_lines(argv: Sequence[str], on_line: Callable[[str], None], *, pass_fds: Iterable[int]) -> int:
     """Run a command in a session of its own, and return its exit code: 128 + the number of a signal.
 
-    output: the descriptor that it writes to. tick: called every ``tick_s`` seconds. If it raises, the command is
-    killed, with all processes that belong to it. pass_fds: descriptors, such as a lock, that stay open until the
+    on_line: called with each line that it writes. pass_fds: descriptors, such as a lock, that stay open until the
     command is dead.
     """
-    child = spawn_quiet(argv, environment=os.environ, directory=directory, pass_fds=pass_fds, output=output)
+    nothing, pipe, same = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+    child = _start(argv, stdin=nothing, stdout=pipe, stderr=same, pass_fds=tuple(pass_fds))
+    assert child.stdout is not None
+    with child.stdout as lines:
+        for line in lines:
+            on_line(line.decode(errors="replace").rstrip())
     try:
-        while not has_ended(child.pid):
-            time.sleep(tick_s)
-            tick()
-    finally:
-        kill_group(child.pid, signal.SIGKILL)  # it has its exit code if it has ended; else its group ends with it
-        try:
-            child.returncode = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
-        except ChildProcessError:  # the end of this process has begun: another thread has killed and reaped it
-            child.returncode = -signal.SIGKILL
+        child.returncode = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+    except ChildProcessError:  # the end of this process has begun: another thread has killed and reaped it
+        child.returncode = -signal.SIGKILL
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 

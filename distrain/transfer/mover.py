@@ -19,31 +19,24 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.storage.file_transfer import make_folders
+from distrain.errors import CheckpointError, WireError
+from distrain.storage.checkpoint import MANIFEST_FILE, locked_for_reading
+from distrain.storage.file_transfer import folders_below, make_folders
+from distrain.storage.files import list_files
 from distrain.storage.flushing import flush
 from distrain.storage.names import numbered
 from distrain.storage.paths import RunPaths
-from distrain.system import process
 from distrain.system.background import in_threads
 from distrain.system.stacks import without_noise
 from distrain.system.text import count, size
-from distrain.transfer.stream import (
-    Reader,
-    StreamEndedError,
-    checked_name,
-    receive_contents,
-    send_contents,
-    send_header,
-)
-from distrain.wire.child_link import channel_to_parent
+from distrain.transfer.stream import StreamEnd, StreamEndedError, checked_name
+from distrain.wire.child_link import ChildLink, channel_to_parent
 from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
@@ -53,10 +46,6 @@ if TYPE_CHECKING:
 
 _RETRIES_S = (0.2, 2.0)
 """Seconds before each further try of an order whose connection has broken: sshd may have been busy."""
-_BATCH_BYTES = 16 << 20
-"""Bytes of files that come back together. A connection that breaks loses no others."""
-_LONGEST_WORDS = 1 << 20
-_LAST_WORDS_BYTES = 2 << 10
 _LAST_WORDS_S = 2.0
 
 
@@ -77,8 +66,6 @@ class Mover:
     def __init__(self, argv: Sequence[str]) -> None:
         self._argv = argv
         self._stream: Stream | None = None
-        self._brought: list[ShippedFile] = []
-        """The files that the latest order has brought, perhaps over several connections."""
 
     def do(self, order: wire.Message) -> wire.Message:
         """Carry out an order, and return the answer to it. A connection that breaks is opened again some times."""
@@ -87,7 +74,7 @@ class Mover:
                 return self._carry_out(order)
             except Exception as error:  # the coordinator waits for an answer, whatever happens
                 if pause_s is None or not isinstance(error, StreamEndedError):
-                    return wire.failed_answer(order, error, "what could not be stored is in {} on that host")
+                    return wire.failed_answer(order, error)
                 time.sleep(pause_s)
         raise AssertionError("the last try has returned")
 
@@ -96,7 +83,7 @@ class Mover:
         stream, self._stream = self._stream or Stream(self._argv), None
         try:
             answer: wire.Message = work[type(order)](stream, order)
-        except StreamEndedError as error:
+        except (StreamEndedError, WireError) as error:
             raise StreamEndedError(stream.end(str(error))) from None
         except BaseException:  # there may be more on its way
             stream.close()
@@ -111,52 +98,60 @@ class Mover:
         )
 
     def _bring_back(self, stream: Stream, order: wire.BringBack) -> wire.Message:
-        found = [ShippedFile(*fields) for fields in stream.ask({"do": "list", "folder": order.folder})["files"]]
-        place, missing = _place_for(found, order)
-        totals = itertools.accumulate(file.size for file in missing)
-        within = [(file, total) for file, total in zip(missing, totals, strict=True) if total <= order.limit_bytes]
-        staging = RunPaths(Path(order.run)).staging / order.host
-        for _, batch in itertools.groupby(within, lambda pair: pair[1] // _BATCH_BYTES):
-            files = [file for file, _ in batch]
-            names = [file.path for file in files]
-            stream.get(order.folder, str(staging), names)
-            make_folders(str(place), [os.path.dirname(name) for name in names])
-            for file in files:
-                os.utime(staging / file.path, ns=(file.mtime_ns, file.mtime_ns))
-                os.replace(staging / file.path, place / file.path)
-            self._brought += files
+        found = [ShippedFile(*fields) for fields in stream.ask(do="list", folder=order.folder).files]
+        found.sort(key=lambda file: file.size)
+        totals = itertools.accumulate(file.size for file in found)
+        files = found[: sum(total <= order.limit_bytes for total in totals)]
+        names, staging = [file.path for file in files], RunPaths(Path(order.run)).staging / order.host
+        stream.get(order.folder, str(staging), names)
+        place = _place_for(names, order)
+        make_folders(place, map(os.path.dirname, names))
+        for file in files:
+            os.utime(staging / file.path, ns=(file.mtime_ns, file.mtime_ns))
+            os.replace(staging / file.path, place / file.path)
         shutil.rmtree(staging, ignore_errors=True)
-        brought, self._brought = self._brought, []
-        text = f"{_described(brought)} came to {place}" if brought else ""
-        if left := missing[len(within) :]:
+        stream.ask(do="delete", folder=order.folder, names=names)
+        text = f"{_described(files)} came to {place}" if files else ""
+        if left := found[len(files) :]:
             limit = f"{size(order.limit_bytes)} (--fetch-limit, ShippingConfig.fetch_limit_bytes)"
             return wire.OrderDone(failed=f"{_described(left)}, above the limit of {limit}", text=text)
-        stream.ask({"do": "delete", "folder": order.folder, "files": [file.path for file in found]})
         return wire.OrderDone(text=text)
 
     def _deliver(self, stream: Stream, order: wire.Deliver) -> wire.Message:
-        files = [ShippedFile(*fields) for fields in order.files]
-        request = {
-            "do": "put",
-            "folder": order.folder,
-            "staging": f"{order.staging}/.new-{secrets.token_hex(8)}",
-            "folders": order.folders,
-            "files": [(os.path.relpath(file.path, order.root), *file[1:]) for file in files],
-        }
-        stream.ask(request)
-        stream.ask({"crcs": send_contents(stream.write_fd, [(file.path, file.size) for file in files])})
+        root = Path(order.root)
+        if not order.is_checkpoint:
+            _put(stream, order, [ShippedFile(*fields) for fields in order.files], order.folders)
+            return wire.OrderDone()
+        try:
+            with locked_for_reading(root):
+                # Without a manifest that is about to replace the one there.
+                paths = [root / name for name in list_files(root) if name != f"{MANIFEST_FILE}.new"]
+                _put(stream, order, [ShippedFile.found(str(path), path.stat()) for path in paths], folders_below(root))
+        except (OSError, CheckpointError) as error:
+            raise OSError(f"the checkpoint {root} cannot be copied: {error}") from error
         return wire.OrderDone()
 
 
-def _place_for(found: Sequence[ShippedFile], order: wire.BringBack) -> tuple[Path, list[ShippedFile]]:
-    """Return the first directory in which no name is taken, and the files that it lacks, the small ones first."""
+def _put(stream: Stream, order: wire.Deliver, files: Sequence[ShippedFile], folders: Sequence[str]) -> None:
+    listed = [(os.path.relpath(file.path, order.root), *file[1:]) for file in files]
+    new = f"{order.staging}/.new-{secrets.token_hex(8)}"
+    stream.ask(do="put", folder=order.folder, staging=new, folders=folders, files=listed)
+    crcs = stream.send_contents((file.path, file.size) for file in files)
+    for file in files:  # the manifest of a checkpoint may be replaced at any time
+        if not file.is_in_place and os.path.basename(file.path) != MANIFEST_FILE:
+            raise OSError(f"{file.path} has changed while it was copied")
+    stream.send(wire.FilesAnswer(crcs=crcs))
+    stream.answer()
+
+
+def _place_for(names: Sequence[str], order: wire.BringBack) -> Path:
+    """Return the run directory, or the first directory in it in which no name is taken."""
     run = Path(order.run)
+    taken = RunPaths(run).end_files()
     for name in itertools.chain([""], numbered(order.host)):
-        places = {file: run / name / checked_name(file.path) for file in found}
-        missing = [file for file, place in places.items() if not file._replace(path=str(place)).is_in_place]
-        taken = RunPaths(run).end_files()
-        if not any(os.path.lexists(places[file]) or places[file] in taken for file in missing):
-            return run / name, sorted(missing, key=lambda file: file.size)
+        places = [run / name / checked_name(path) for path in names]
+        if not any(os.path.lexists(place) or place in taken for place in places):
+            return run / name
     raise AssertionError("there is always another name")
 
 
@@ -164,57 +159,42 @@ def _described(files: Sequence[ShippedFile]) -> str:
     return f"{count(len(files), 'file')} ({size(sum(file.size for file in files))})"
 
 
-class Stream:
-    """The near end of a stream: a process, such as ssh, with a stream server at its far end.
-
-    Raises OSError or StreamEndedError if it cannot be opened.
-    """
+class Stream(StreamEnd):
+    """The near end of a stream: a process, such as ssh, with a stream server at its far end. Raises OSError."""
 
     def __init__(self, argv: Sequence[str]) -> None:
-        with tempfile.TemporaryFile() as said:
-            self._process = process.spawn(argv, stderr=said.fileno())
-            self._said = os.dup(said.fileno())
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        self._files = (stdin, stdout, os.fdopen(self._said))
-        self.write_fd, self.reader = stdin.fileno(), Reader(stdout.fileno())
-        try:
-            self.reader.skip_chatter()
-        except StreamEndedError as error:
-            raise StreamEndedError(self.end(str(error))) from None
+        self._link = ChildLink(argv, greeting=True)
+        super().__init__(self._link.channel)
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a header, and return the one that answers it. Raise RefusedError or StreamEndedError."""
-        send_header(self.write_fd, request)
-        return self.reader.header()
+    def ask(self, **fields: Any) -> wire.FilesAnswer:
+        """Send a request, and return its answer. Raise RefusedError or StreamEndedError."""
+        self.send(wire.AskForFiles(**fields))
+        return self.answer()
 
     def get(
         self, folder: str, directory: str, names: Sequence[str], others: Sequence[str] = (), facts: Any = None
     ) -> tuple[Files, Files]:
         """Copy files of the host to a directory. Return their hashes, and those of the others on the host.
 
-        Raise OSError, RefusedError or StreamEndedError.
+        Raise OSError or StreamEndedError.
         """
-        listing = self.ask({"do": "get", "folder": folder, "files": names, "others": others, "facts": facts or {}})
-        make_folders(directory, map(checked_name, filter(None, [*listing["folders"], *map(os.path.dirname, names)])))
-        sizes = dict(zip(names, listing["sizes"], strict=True))
-        end = receive_contents(self.reader, directory, sizes)
+        listing = self.ask(do="get", folder=folder, names=names, others=others, facts=facts or {})
+        make_folders(directory, map(checked_name, filter(None, [*listing.folders, *map(os.path.dirname, names)])))
+        sizes = dict(zip(names, listing.sizes, strict=True))
+        end = self.receive_contents(directory, sizes)
         in_threads(flush, [os.path.join(directory, name) for name in names])
-        files = [(name, size, crc) for (name, size), crc in zip(sizes.items(), end["crcs"], strict=True)]
-        return files, [(name, size, crc) for name, size, crc in end["others"]]
+        files = [(name, size, crc) for (name, size), crc in zip(sizes.items(), end.crcs, strict=True)]
+        return files, [(name, size, crc) for name, size, crc in end.others]
 
     def end(self, found: str) -> str:
         """Close the stream, and return why it has ended, as far as that is known: its last words, or ``found``."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LAST_WORDS_S)
-        said = os.pread(self._said, _LONGEST_WORDS, 0)[-_LAST_WORDS_BYTES:].decode(errors="replace").strip()
-        code, said = self.close(), "\n".join(without_noise(said.splitlines()))
-        return f"the connection for files has ended (exit code {code}): {said or found}"
+            self._link.process.wait(_LAST_WORDS_S)
+        self.channel.drain()
+        said = self._link.stray() or self.channel.decoder.chatter
+        text = "\n".join(without_noise(said.decode(errors="replace").strip().splitlines()))
+        return f"the connection for files has ended (exit code {self._link.kill()}): {text or found}"
 
-    def close(self) -> int:
-        """End the process, close the stream, and return the exit code."""
-        process.kill_group(self._process.pid, signal.SIGKILL)
-        for file in self._files:
-            file.close()
-        return self._process.wait()
+    def close(self) -> None:
+        """End the process, and close the stream."""
+        self._link.kill()

@@ -155,4 +155,4 @@ class OrderLink:
 
     def _answer_failed(self, orders: Iterable[_Order], why: str) -> None:
         for order, then in orders:
-            then(wire.failed_answer(order, why, "its files may still be in {}"))
+            then(wire.failed_answer(order, why))

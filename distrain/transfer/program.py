@@ -44,23 +44,20 @@ def arrive():
     usual = os.path.join(parent if os.path.isabs(parent) else "~/.cache", "distrain")
     cache = os.path.expanduser(os.environ.get("DISTRAIN_CACHE") or usual)
     home = os.path.join(cache, "programs", key)
-    while True:
-        try:
-            os.makedirs(cache, mode=0o700, exist_ok=True)
-            status = os.lstat(cache)
-            if stat.S_ISLNK(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
-                raise OSError("others may have put programs into " + cache)
-            if not os.path.isfile(home + "/BROUGHT"): bring(home)
-            fd = os.open(home, os.O_RDONLY)
-        except OSError as error:
-            cure = "name another directory with env.DISTRAIN_CACHE= in the hostfile, or free some space there"
-            sys.exit("distrain cannot be stored there: %s; %s" % (error, cure))
-        try: os.utime(home)
-        except OSError: pass  # it is read-only
-        try: fcntl.flock(fd, fcntl.LOCK_SH)
-        except OSError: pass  # a file system without locks
-        if os.path.isdir(home) and os.path.samestat(os.fstat(fd), os.stat(home)): break
-        os.close(fd)  # it was deleted just now
+    try:
+        os.makedirs(cache, mode=0o700, exist_ok=True)
+        status = os.lstat(cache)
+        if stat.S_ISLNK(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
+            raise OSError("others may have put programs into " + cache)
+        if not os.path.isfile(home + "/BROUGHT"): bring(home)
+        fd = os.open(home, os.O_RDONLY)
+    except OSError as error:
+        cure = "name another directory with env.DISTRAIN_CACHE= in the hostfile, or free some space there"
+        sys.exit("distrain cannot be stored there: %s; %s" % (error, cure))
+    try: os.utime(home)  # it was used today, so nobody deletes it just now
+    except OSError: pass  # it is read-only
+    try: fcntl.flock(fd, fcntl.LOCK_SH)
+    except OSError: pass  # a file system without locks
     sys.argv[1] = home + "/distrain"
 def bring(home):
     import hashlib, io, shutil, tempfile, zipfile
@@ -75,10 +72,9 @@ def bring(home):
         try: os.rename(new, home)
         except OSError:
             if not os.path.isfile(home + "/BROUGHT"):  # others have deleted a part of it
-                os.rename(home, new + "-old")
+                shutil.rmtree(home)
                 os.rename(new, home)
-    finally:
-        for path in (new, new + "-old"): shutil.rmtree(path, ignore_errors=True)
+    finally: shutil.rmtree(new, ignore_errors=True)
 def read(size):
     data = b""
     while len(data) < size:

@@ -1,56 +1,46 @@
-"""The protocol of a stream, which carries the content of files between the mover and a host.
+"""Streams, which carry the content of files between a mover and a host. Runs in: mover, stream server.
 
-A stream is a pair of descriptors. The server on the host begins with :data:`~distrain.wire.MAGIC`; all bytes before
-that, such as the greeting of a login shell, are skipped. Then the mover sends one request after the other, and reads
-the answer to each. A header is its size (4 bytes, big-endian) and JSON. Contents are the bytes of all files, one after
-the other; the header before them has their sizes. An end that cannot send what it has announced closes the stream.
+A stream is a channel of its own (:mod:`distrain.wire.channel`). The mover sends one
+:class:`~distrain.wire.AskForFiles` after the other, and reads the answer to each, a
+:class:`~distrain.wire.FilesAnswer`:
 
-- ``put`` (folder, staging, folders, files) is answered by a header, and followed by contents and a header with their
-  ``crcs``. The server stores them in ``staging``, compares them, and renames it to ``folder``. The answer is a header.
-- ``get`` (folder, files, others) is answered by a header with the ``sizes`` of the files and all ``folders`` in the
-  directory; then come the contents, and a header with the ``crcs`` of the files, and name, size and crc32 of each of
-  the ``others``.
-- ``list`` (folder) is answered by a header with a
-  :class:`~distrain.wire.shipped_file.ShippedFile` for each of the ``files`` in a directory.
-- ``delete`` (folder, files) is answered by an empty header. Directories that are empty then are deleted, too.
+- ``put`` is answered, and followed by contents and a FilesAnswer with their ``crcs``. The server stores them in
+  ``staging``, compares them, and renames it to ``folder``. Then it answers again.
+- ``get`` is answered with the ``sizes`` of the files and all ``folders`` in the directory; then come the contents, and
+  another answer with the ``crcs`` of the files, and name, size and crc32 of each of the ``others``.
+- ``list`` is answered with the ``files`` of the directory.
+- ``delete`` deletes files, and directories that are empty then.
 
-A header with ``failed`` takes the place of any other answer, and is the last one: the mover closes the stream then,
-once it has sent the contents that it has announced.
-
-Runs in: mover, stream server.
+Contents are :class:`~distrain.wire.FileBytes`, for one file after the other. A FilesAnswer with ``failed`` may take the
+place of any other message.
 """
 
 from __future__ import annotations
 
 import errno
-import io
-import json
 import os
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.errors import DistrainError
-from distrain.storage.flushing import begin_flush, naming
-from distrain.wire.channel import widen_pipe
+from distrain.storage.flushing import naming
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-_CHUNK_BYTES = 1 << 20
-_SIZE_BYTES = 4
-_LARGEST_HEADER = 256 << 20
-_CHATTER_KEPT = 4 << 10
-_FLUSHED_BYTES = 8 << 20
-"""Bytes of a file after which the kernel begins to write them to disk."""
+    from distrain.wire.channel import Channel
+
+_CHUNK_BYTES = 256 << 10
 
 
 class StreamEndedError(DistrainError):
     """The other end of the stream is gone, or sends something else than this protocol."""
 
 
-class RefusedError(DistrainError):
-    """The other end could not do what it was asked for, and says why. It carries out nothing else then."""
+class RefusedError(OSError):
+    """The other end could not do what it was asked for, and says why."""
 
 
 def checked_name(name: str) -> str:
@@ -61,114 +51,75 @@ def checked_name(name: str) -> str:
     return name
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
+class StreamEnd:
+    """One end of a stream. All methods raise StreamEndedError if there is no other end."""
 
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._frames: deque[wire.Frame] = deque()
 
-class Reader:
-    """The bytes that arrive over a descriptor, through one buffer. All methods raise StreamEndedError or OSError."""
-
-    def __init__(self, fd: int) -> None:
-        widen_pipe(fd)
-        self._file = io.BufferedReader(io.FileIO(fd, closefd=False), _CHUNK_BYTES)
-
-    def some(self, most: int) -> bytes:
-        """Return the next bytes, at least one."""
-        if data := self._file.read1(min(most, _CHUNK_BYTES)):
-            return data
-        raise StreamEndedError("it has ended")
-
-    def exactly(self, size: int) -> bytes:
-        """Return so many bytes."""
-        data = self._file.read(size)
-        if len(data) < size:
-            raise StreamEndedError("it has ended")
-        return data
-
-    def header(self) -> dict[str, Any]:
-        """Return the next header. Raise RefusedError if it tells of a failure."""
-        size = int.from_bytes(self.exactly(_SIZE_BYTES), "big")
-        if size > _LARGEST_HEADER:
-            raise StreamEndedError(f"not a distrain header ({size} bytes)")
-        header: dict[str, Any] = json.loads(self.exactly(size))
-        if "failed" in header:
-            raise RefusedError(header["failed"])
-        return header
-
-    def skip_chatter(self) -> None:
-        """Read up to the magic. Raise StreamEndedError, with the last bytes as its argument, if there is none."""
-        seen = b""
+    def send(self, message: wire.Message) -> None:
+        """Send a message, and wait until the kernel has it."""
         try:
-            while not seen.endswith(wire.MAGIC):
-                seen = seen[-_CHATTER_KEPT:] + self.some(1)
-        except StreamEndedError:
-            raise StreamEndedError(seen.decode(errors="replace").strip()) from None
+            self.channel.send(message)
+        except OSError as error:
+            raise StreamEndedError(str(error)) from None
 
+    def next(self) -> wire.Message:
+        """Return the next message."""
+        while not self._frames:
+            self._frames.extend(self.channel.wait())
+            if not self._frames and self.channel.at_end:
+                raise StreamEndedError(self.channel.broken or "it has ended")
+        return self._frames.popleft().message()
 
-def receive_contents(reader: Reader, folder: str, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Store the files that arrive in a directory, and return the header after them.
+    def answer(self) -> wire.FilesAnswer:
+        """Return the next message, an answer. Raise RefusedError if it tells of a failure."""
+        answer = self.next()
+        if not isinstance(answer, wire.FilesAnswer):
+            raise StreamEndedError(f"not an answer: {answer!r:.200}")
+        if answer.failed is not None:
+            raise RefusedError(answer.failed)
+        return answer
 
-    sizes: by their paths below the directory. Raise OSError, StreamEndedError, and RefusedError if the other end could
-    not read a file, or if one has been damaged.
-    """
-    crcs = [_receive(reader, os.path.join(folder, checked_name(name)), size) for name, size in sizes.items()]
-    end = reader.header()
-    for name, found, sent in zip(sizes, crcs, end["crcs"], strict=True):
-        if found != sent:
-            raise RefusedError(f"{name} was damaged on the way")
-    return end
+    def send_contents(self, files: Iterable[tuple[str, int]]) -> list[int]:
+        """Send the contents of files, given by path and size. Return the crc32 of each.
 
+        Raise OSError if a file cannot be read, or has become shorter.
+        """
+        crcs = []
+        for path, size in files:
+            crc = 0
+            with open(path, "rb") as file, naming(path):
+                while size:
+                    if not (data := file.read(min(size, _CHUNK_BYTES))):
+                        raise OSError(errno.EIO, "the file became shorter while it was read")
+                    crc, size = zlib.crc32(data, crc), size - len(data)
+                    self.send(wire.FileBytes(body=data))
+            crcs.append(crc)
+        return crcs
 
-def _receive(reader: Reader, path: str, size: int) -> int:
-    """Store the next file, and return its crc32. Raise OSError or StreamEndedError."""
-    crc, start, flushed = 0, 0, 0
-    with naming(path), open(path, "wb", buffering=0) as file:  # some file servers tell only at its end of a full disk
-        while start < size:
-            data = memoryview(reader.some(size - start))
-            crc = zlib.crc32(data, crc)
-            start += len(data)
-            while data:
-                data = data[file.write(data) :]
-            if start - flushed >= _FLUSHED_BYTES or start == size:
-                begin_flush(file.fileno(), flushed, start - flushed)
-                flushed = start
-    return crc
+    def receive_contents(self, folder: str, sizes: Mapping[str, int]) -> wire.FilesAnswer:
+        """Store the files that arrive in a directory, and return the answer after them.
 
+        sizes: by their paths below the directory. Raise OSError if the other end could not read a file, or if one has
+        been damaged.
+        """
+        crcs = [self._receive(os.path.join(folder, checked_name(name)), size) for name, size in sizes.items()]
+        end = self.answer()
+        for name, found, sent in zip(sizes, crcs, end.crcs, strict=True):
+            if found != sent:
+                raise RefusedError(f"{name} was damaged on the way")
+        return end
 
-# -- writing ---------------------------------------------------------------------------------------------------------
-
-
-def write_all(fd: int, data: bytes | memoryview) -> None:
-    """Write bytes to a stream. Raise StreamEndedError if nobody reads them."""
-    rest = memoryview(data)
-    try:
-        while rest:
-            rest = rest[os.write(fd, rest) :]
-    except OSError as error:
-        raise StreamEndedError(str(error)) from None
-
-
-def send_header(fd: int, header: dict[str, Any]) -> None:
-    """Send a header. Raise StreamEndedError."""
-    data = json.dumps(header, separators=(",", ":")).encode()
-    write_all(fd, len(data).to_bytes(_SIZE_BYTES, "big") + data)
-
-
-def send_contents(fd: int, files: Sequence[tuple[str, int]]) -> list[int]:
-    """Send the contents of files, given by path and size. Return the crc32 of each.
-
-    Raise OSError if a file cannot be read, or has become shorter: then the stream has to be closed. Raise
-    StreamEndedError.
-    """
-    widen_pipe(fd)
-    buffer, crcs = memoryview(bytearray(_CHUNK_BYTES)), []
-    for path, size in files:
+    def _receive(self, path: str, size: int) -> int:
+        """Store the next file, and return its crc32. Raise OSError."""
         crc = 0
-        with open(path, "rb", buffering=0) as file, naming(path):
+        with naming(path), open(path, "wb") as file:  # some file servers tell only at its end of a full disk
             while size:
-                read = file.readinto(buffer[:size])
-                if not read:
-                    raise OSError(errno.EIO, "the file became shorter while it was read")
-                crc, size = zlib.crc32(buffer[:read], crc), size - read
-                write_all(fd, buffer[:read])
-        crcs.append(crc)
-    return crcs
+                chunk = self.next()
+                if not isinstance(chunk, wire.FileBytes):
+                    raise RefusedError(getattr(chunk, "failed", None) or f"{path} did not come whole")
+                crc, size = zlib.crc32(chunk.body, crc), size - len(chunk.body)
+                file.write(chunk.body)
+        return crc

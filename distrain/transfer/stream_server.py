@@ -1,8 +1,7 @@
 """The program at the far end of a stream: it reads and writes files for the mover. Runs in: stream server.
 
-The mover starts one on a host, over ssh. Requests come in on stdin, and are answered on stdout, see
-:mod:`distrain.transfer.stream`. The program ends when stdin ends, and deletes what is not complete. If it is killed,
-that stays in a directory of the run, which the agent deletes.
+The mover starts one on a host, over ssh. It ends when stdin ends, and deletes what is not complete. If it is
+killed, that stays in a directory of the run, which the agent deletes.
 """
 
 from __future__ import annotations
@@ -11,105 +10,81 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.storage.file_transfer import folders_below, hash_files, make_folders, unchanged
 from distrain.system import process
-from distrain.transfer.stream import (
-    Reader,
-    RefusedError,
-    StreamEndedError,
-    checked_name,
-    receive_contents,
-    send_contents,
-    send_header,
-    write_all,
-)
+from distrain.transfer.stream import StreamEnd, StreamEndedError, checked_name
+from distrain.wire.channel import Channel
 from distrain.wire.shipped_file import ShippedFile
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 
 def main(arguments: list[str]) -> None:
     """Serve until stdin ends. There are no ``arguments``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    read_fd, write_fd = process.private_stdio()
+    channel = Channel(*process.private_stdio())
     with contextlib.suppress(StreamEndedError, OSError):  # such as ECONNRESET
-        write_all(write_fd, wire.MAGIC)
-        serve(read_fd, write_fd)
+        channel.send(wire.MAGIC)
+        serve(channel)
 
 
-def serve(read_fd: int, write_fd: int) -> None:
+def serve(channel: Channel) -> None:
     """Carry out the requests that come in on a stream. Raise StreamEndedError when there are no more."""
-    reader = Reader(read_fd)
+    end = StreamEnd(channel)
     while True:
-        request = reader.header()
-        try:
-            match request["do"]:
-                case "put":
-                    _put(reader, write_fd, request)
-                    send_header(write_fd, {})
-                case "get":
-                    _get(write_fd, **request)
-                case "list":
-                    send_header(write_fd, {"files": list(_list(request["folder"]))})
-                case "delete":
-                    _delete(request["folder"], request["files"])
-                    send_header(write_fd, {})
-        except (OSError, RefusedError) as error:
-            send_header(write_fd, {"failed": str(error)})
-            while True:  # the mover may still be sending contents
-                reader.some(sys.maxsize)
+        asked = end.next()
+        if isinstance(asked, wire.AskForFiles):  # else it is the rest of contents that could not be stored
+            try:
+                end.send(_WORK[asked.do](end, asked))
+            except OSError as error:
+                end.send(wire.FilesAnswer(failed=str(error)))
 
 
-def _put(reader: Reader, write_fd: int, request: dict[str, Any]) -> None:
-    """Store files. Raise OSError, RefusedError or StreamEndedError."""
-    folder, staging = request["folder"], request["staging"]
-    files = [ShippedFile(*fields) for fields in request["files"]]
+def _put(end: StreamEnd, asked: wire.AskForFiles) -> wire.FilesAnswer:
+    """Store files. Raise OSError or StreamEndedError."""
+    files = [ShippedFile(*fields) for fields in asked.files]
     try:
-        os.mkdir(staging, 0o700)  # its parent is the directory of the run: without that, nobody would delete this
-        make_folders(staging, [*request["folders"], *(os.path.dirname(file.path) for file in files)])
-        send_header(write_fd, {})
-        receive_contents(reader, staging, {file.path: file.size for file in files})
+        os.mkdir(asked.staging, 0o700)  # its parent is the directory of the run: else nobody would delete this
+        make_folders(asked.staging, [*asked.folders, *(os.path.dirname(file.path) for file in files)])
+        end.send(wire.FilesAnswer())
+        end.receive_contents(asked.staging, {file.path: file.size for file in files})
         for file in files:
-            path = os.path.join(staging, file.path)
+            path = os.path.join(asked.staging, file.path)
             os.chmod(path, file.mode | 0o600)
             os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
-        if not os.path.isdir(folder):  # else another run has copied the same
-            os.rename(staging, folder)
+        if not os.path.isdir(asked.folder):  # else another run has copied the same
+            os.rename(asked.staging, asked.folder)
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(asked.staging, ignore_errors=True)
+    return wire.FilesAnswer()
 
 
-def _get(fd: int, do: str, folder: str, files: list[str], others: list[str], facts: Mapping[str, list[int]]) -> None:
-    """Send files. Raise OSError, RefusedError or StreamEndedError; end the program if the contents cannot be sent."""
-    paths = [os.path.join(folder, checked_name(name)) for name in files]
+def _get(end: StreamEnd, asked: wire.AskForFiles) -> wire.FilesAnswer:
+    """Send files. Raise OSError or StreamEndedError."""
+    paths = [os.path.join(asked.folder, checked_name(name)) for name in asked.names]
     sizes = [os.stat(path).st_size for path in paths]
-    send_header(fd, {"sizes": sizes, "folders": folders_below(folder)})
-    try:
-        crcs = send_contents(fd, list(zip(paths, sizes, strict=True)))
-    except OSError as error:  # the mover waits for the rest of the contents
-        sys.exit(str(error))
-    with unchanged(Path(folder), facts):
-        hashes = hash_files(Path(folder), others)
-    send_header(fd, {"crcs": crcs, "others": hashes})
+    end.send(wire.FilesAnswer(sizes=sizes, folders=folders_below(asked.folder)))
+    crcs = end.send_contents(zip(paths, sizes, strict=True))
+    with unchanged(Path(asked.folder), asked.facts):
+        return wire.FilesAnswer(crcs=crcs, others=hash_files(Path(asked.folder), asked.others))
 
 
-def _list(folder: str) -> Iterator[ShippedFile]:
-    """Yield all files, and those that links lead to, with their paths below the directory."""
-    for path in Path(folder).rglob("*"):
-        if path.is_file():
-            yield ShippedFile.found(str(path.relative_to(folder)), path.stat())
+def _list(_end: StreamEnd, asked: wire.AskForFiles) -> wire.FilesAnswer:
+    """Return all files, and those that links lead to, with their paths below the directory."""
+    found = [path for path in Path(asked.folder).rglob("*") if path.is_file()]
+    files = [ShippedFile.found(str(path.relative_to(asked.folder)), path.stat()) for path in found]
+    return wire.FilesAnswer(files=[*files])
 
 
-def _delete(folder: str, files: list[str]) -> None:
+def _delete(_end: StreamEnd, asked: wire.AskForFiles) -> wire.FilesAnswer:
     """Delete files, and the directories that are empty then: what was written meanwhile stays. Raise OSError."""
-    for name in files:
-        os.unlink(os.path.join(folder, name))
-    for path, _, _ in os.walk(folder, topdown=False):
+    for name in asked.names:
+        os.unlink(os.path.join(asked.folder, name))
+    for path, _, _ in os.walk(asked.folder, topdown=False):
         with contextlib.suppress(OSError):  # it is not empty
             os.rmdir(path)
+    return wire.FilesAnswer()
+
+
+_WORK = {"put": _put, "get": _get, "list": _list, "delete": _delete}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import tempfile
 from typing import TYPE_CHECKING
 
 from distrain.system import process
@@ -13,21 +15,26 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+_STRAY_BYTES = 4 << 10
+
+
 class ChildLink:
     """A child process, in a session of its own, and the channel to it. Raises OSError if it cannot be started.
 
-    stderr: as for ``subprocess.Popen``. environment: added to this process's. greeting: see :class:`Channel`.
+    environment: added to this process's. greeting: see :class:`Channel`. What a child that greets writes to stderr, as
+    ssh does, is kept for :meth:`stray`.
     """
 
     def __init__(
-        self,
-        argv: Sequence[str],
-        *,
-        stderr: int | None = None,
-        environment: Mapping[str, str] | None = None,
-        greeting: bool = False,
+        self, argv: Sequence[str], *, environment: Mapping[str, str] | None = None, greeting: bool = False
     ) -> None:
-        self.process = process.spawn(argv, stderr=stderr, environment=environment)
+        with contextlib.ExitStack() as stack:
+            self._said = stack.enter_context(tempfile.TemporaryFile()) if greeting else None
+            stderr = self._said.fileno() if self._said else None
+            self.process = process.spawn(argv, stderr=stderr, environment=environment)
+            stack.pop_all()
+        self._forgotten = 0
+        """Bytes at the beginning of what it has written that are no longer of interest."""
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -35,12 +42,29 @@ class ChildLink:
         stdin.close()
         stdout.close()
 
+    def stray(self) -> bytes:
+        """Return the end of what it has written to stderr."""
+        assert self._said is not None
+        fd = self._said.fileno()
+        return os.pread(fd, _STRAY_BYTES, max(self._forgotten, os.fstat(fd).st_size - _STRAY_BYTES))
+
+    def forget_stray(self) -> None:
+        """Leave out what it has written to stderr so far."""
+        assert self._said is not None
+        self._forgotten = os.fstat(self._said.fileno()).st_size
+
+    def close(self) -> None:
+        """Close all descriptors; harmless when done twice."""
+        self.channel.close()
+        if self._said is not None:
+            self._said.close()
+
     def kill(self) -> int:
         """SIGKILL the child and its process group. Return its exit code; harmless when done twice.
 
         Resource trackers of the group end by themselves.
         """
-        self.channel.close()
+        self.close()
         process.kill_groups([self.process.pid])
         return process.reap(self.process)
 

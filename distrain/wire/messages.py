@@ -633,7 +633,7 @@ class SetUpHost(Message):
     Coordinator -> agent; answered by :class:`HostSetUp`.
     """
 
-    files: list[tuple[str, int, int, int, str]]
+    files: list[tuple[str, int, int, int, int]]
     folders: list[str]
     place: str
     storage: str = ""
@@ -673,16 +673,17 @@ class Deliver(Message):
     root: the directory of this machine that ``folder`` stands for. files: the fields of a
     :class:`~distrain.wire.shipped_file.ShippedFile` for each file below ``root``. staging: a directory of the run on
     the host, for files until all have arrived. folders: directories to make below ``folder``, also if no file is in
-    them.
+    them. is_checkpoint: copy all of ``root`` instead, which is kept from being deleted meanwhile.
 
     Coordinator -> mover; answered by :class:`OrderDone`.
     """
 
     folder: str
     root: str
-    files: list[tuple[str, int, int, int, str]]
     staging: str
+    files: list[tuple[str, int, int, int, int]] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
+    is_checkpoint: bool = False
 
 
 @message
@@ -699,6 +700,47 @@ class BringBack(Message):
     run: str
     host: str
     limit_bytes: int
+
+
+@message
+class AskForFiles(Message):
+    """Do something with files of a host, on a stream of its own (:mod:`distrain.transfer.stream`).
+
+    do: put, get, list or delete. folder: the directory of the host. names: paths below it, of the files to get or to
+    delete. others: of files to hash. facts: as in :class:`Upload`. files: the fields of a
+    :class:`~distrain.wire.shipped_file.ShippedFile` for each file to put, with its path below ``folder``. folders:
+    directories to make there, also if no file is in them. staging: a new directory for files until all have arrived.
+
+    Mover -> stream server; answered by :class:`FilesAnswer`.
+    """
+
+    do: str
+    folder: str
+    names: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    facts: dict[str, list[int]] = field(default_factory=dict)
+    files: list[tuple[str, int, int, int, int]] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    staging: str = ""
+
+
+@message
+class FileBytes(Message):
+    """The next bytes of a file."""
+
+    body: bytes
+
+
+@message
+class FilesAnswer(Message):
+    """An answer on a stream, or the end of contents. failed: why something could not be done."""
+
+    failed: str | None = None
+    sizes: list[int] = field(default_factory=list)
+    crcs: list[int] = field(default_factory=list)
+    others: list[tuple[str, int, int]] = field(default_factory=list)
+    files: list[tuple[str, int, int, int, int]] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
 
 
 # -- validation ------------------------------------------------------------------------------------------------------
@@ -1161,14 +1203,11 @@ class RunEnded(ToWorker):
 # -- answers to orders that failed -----------------------------------------------------------------------------------
 
 
-def failed_answer(order: Message, why: Exception | str, kept: str = "what could not be stored is in {}") -> Message:
-    """Return the answer to an order that a child process could not carry out.
-
-    kept: names the place of the files of an :class:`Upload`, for which it has ``{}``.
-    """
+def failed_answer(order: Message, why: Exception | str) -> Message:
+    """Return the answer to an order that could not be carried out."""
     is_bug = isinstance(why, Exception) and not isinstance(why, (OSError, DistrainError))
     text = f"{type(order).__name__}: {type(why).__name__}: {why}" if is_bug else str(why)
     if not isinstance(order, Upload):
         return OrderDone(failed=text)
-    failed = f"{text}; {kept.format(order.source)}" if order.source else text
+    failed = f"{text}; its files may still be in {order.source}" if order.source else text
     return FilesCopied(attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, failed=failed)

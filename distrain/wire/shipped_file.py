@@ -1,7 +1,4 @@
-"""A file of the user's project as the hosts are told of it, and the digests of files and projects.
-
-Runs in: coordinator, agent.
-"""
+"""A file of the user's machine as hosts are told of it, and the digest of a project. Runs in: coordinator, agent."""
 
 from __future__ import annotations
 
@@ -11,9 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
-
-_READ_BYTES = 1 << 20
 
 
 class ShippedFile(NamedTuple):
@@ -21,19 +15,19 @@ class ShippedFile(NamedTuple):
 
     path: absolute, on the coordinator's machine.
     size: in bytes. mtime_ns: time of the last change, in nanoseconds since 1970. mode: permission bits.
-    digest: of the content; see :func:`digest_of`. Empty if the file was not read.
+    ctime_ns: time at which the file was last changed in any way, which no tool sets back.
     """
 
     path: str
     size: int
     mtime_ns: int
     mode: int
-    digest: str = ""
+    ctime_ns: int = 0
 
     @classmethod
-    def found(cls, path: str, status: os.stat_result, digest: str = "") -> ShippedFile:
+    def found(cls, path: str, status: os.stat_result) -> ShippedFile:
         """Return a file with this status."""
-        return cls(path, status.st_size, status.st_mtime_ns, status.st_mode & 0o777, digest)
+        return cls(path, status.st_size, status.st_mtime_ns, status.st_mode & 0o777, status.st_ctime_ns)
 
     @property
     def is_in_place(self) -> bool:
@@ -48,17 +42,7 @@ class ShippedFile(NamedTuple):
         return (status.st_size, status.st_mtime_ns) == (self.size, self.mtime_ns)
 
 
-def digest_of(path: Path, size: int) -> str:
-    """Return the digest of the first ``size`` bytes of a file: the SHA-256 in hexadecimal digits. Raise OSError."""
-    hasher = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while size and (data := file.read(min(size, _READ_BYTES))):
-            hasher.update(data)
-            size -= len(data)
-    return hasher.hexdigest()
-
-
 def project_digest(files: Iterable[ShippedFile], folders: Iterable[str]) -> str:
-    """Return the digest of a whole project: its folders, and paths, modes and contents of its files, in their order."""
-    lines = "".join(f"{file.path!r} {file.mode:o} {file.digest}\n" for file in files) + repr(sorted(folders))
-    return hashlib.sha256(lines.encode(errors="backslashreplace")).hexdigest()[:40]
+    """Return the digest of a whole project. It changes whenever a file is written; no file is read for it."""
+    text = f"{list(map(tuple, files))} {sorted(folders)}"
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:40]

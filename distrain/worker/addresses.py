@@ -6,8 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from distrain.hosts.network import address_toward, is_loopback
-from distrain.hosts.ports import reserve_port
+from distrain.hosts.network import address_toward, is_loopback, reserve_port
 from distrain.system.arguments import check_type
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.transfer import mover, stream_server, uploader
-from distrain.transfer.stream import Reader, StreamEndedError
+from distrain.transfer.stream import StreamEnd, StreamEndedError
 from tests.simulation.hosts import Line
 from tests.simulation.world import Process, SimulatedLoop, World
 
@@ -26,6 +26,8 @@ _WRITE_S = 0.002
 
 class End:
     """One end of the channel between a process and its child."""
+
+    broken = None
 
     def __init__(self, world: World, process: Process) -> None:
         self.at_end = False
@@ -110,41 +112,6 @@ def channel_to_parent(parent: str) -> End:
     return current.process.channel  # type: ignore[attr-defined, no-any-return]
 
 
-class Pipe:
-    """Bytes on their way to one reader. It stands for both of its descriptors."""
-
-    def __init__(self, world: World) -> None:
-        self.is_closed = False
-        self._world, self._data = world, bytearray()
-        self._reader: Any = None
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._world.pause(_WRITE_S)
-        if self.is_closed:
-            raise StreamEndedError("broken pipe")
-        self._data += data
-        self._wake()
-
-    def read(self, size: int) -> bytes:
-        self._reader = self._world.current
-        while len(self._data) < size and not self.is_closed:
-            self._world.wait()
-        data = bytes(self._data[:size])
-        del self._data[:size]
-        return data
-
-    def read1(self, most: int) -> bytes:
-        return self.read(1) + self.read(min(most - 1, len(self._data)))
-
-    def close(self) -> None:
-        self.is_closed = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._reader is not None:
-            self._reader.wake()
-
-
 class SimulatedStream(mover.Stream):
     """The mover's end of a stream to a host."""
 
@@ -153,27 +120,31 @@ class SimulatedStream(mover.Stream):
     def __init__(self, argv: Sequence[str]) -> None:
         world, host = SimulatedLoop.world, self.hosts[argv[0]]
         assert world.current is not None
+        parent = world.current.process
         world.pause(_CONNECT_S)
         if not (host.is_up and host.takes_streams):
             raise StreamEndedError("no route to host")
-        self._pipes = down, up = Pipe(world), Pipe(world)
-        server = Process(world, f"stream server of {host.name}", host)
-        host.servers.append(server)
-        for process in (world.current.process, server):
-            process.at_death.append(self.close)
-        self.write_fd, self.reader = down, Reader(up)  # type: ignore[assignment, arg-type]
-        server.start(lambda: _serve(down, up), is_main=True)
+        self._server = Process(world, f"stream server of {host.name}", host)
+        host.servers.append(self._server)
+        here, there = End(world, parent), End(world, self._server)
+        here.out, there.out = Line(world, there.take), Line(world, here.take)
+        self._server.at_death.append(there.out.end)
+        parent.at_death.append(here.out.end)
+        self._server.start(lambda: _serve(there), is_main=True)
+        StreamEnd.__init__(self, here)  # type: ignore[arg-type]
+
+    def send(self, message: wire.Message) -> None:
+        SimulatedLoop.world.pause(_WRITE_S)
+        super().send(message)
 
     def end(self, found: str) -> str:
         self.close()
         return f"the connection for files has ended: {found}"
 
-    def close(self) -> int:
-        for pipe in self._pipes:
-            pipe.close()
-        return 0
+    def close(self) -> None:
+        self._server.kill()
 
 
-def _serve(read: Any, write: Any) -> None:
+def _serve(end: Any) -> None:
     with contextlib.suppress(StreamEndedError, OSError):
-        stream_server.serve(read, write)
+        stream_server.serve(end)

@@ -277,7 +277,7 @@ KNOWN = [
     Known(
         "a rank that asks for a checkpoint which its host has already is not answered",
         "coordinator/checkpoint_copies.py",
-        "            if copy.is_ready:\n                self._answer(copy)\n",
+        "        if copy.is_ready:\n            self._answer(copy)\n",
         "",
     ),
     Known(
@@ -295,7 +295,7 @@ KNOWN = [
     Known(
         "files of ranks are deleted on their host when half of them have been fetched",
         "transfer/mover.py",
-        "                os.replace(staging / file.path, place / file.path)\n",
+        "            os.replace(staging / file.path, place / file.path)\n",
         "",
     ),
     Known(

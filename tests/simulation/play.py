@@ -39,7 +39,7 @@ from distrain.hosts.hostfile import HostSpec
 from distrain.storage import checkpoint, file_transfer, run_lock
 from distrain.system import log, remote_path
 from distrain.system.remote_path import RemotePath
-from distrain.transfer import executor, mover, order_link, stream, uploader
+from distrain.transfer import executor, mover, order_link, uploader
 from distrain.transfer.host_side import host_cache
 from distrain.worker import session
 from distrain.worker.job.job import FunctionWork
@@ -444,19 +444,15 @@ def _patches_of_children(of: World, play: Play, threading: Threading) -> list[An
         mock.patch.object(order_link, "ChildLink", children.SimulatedChild),
         *(mock.patch.object(module, "channel_to_parent", children.channel_to_parent) for module in (mover, uploader)),
         mock.patch.object(mover, "Stream", children.SimulatedStream),
-        mock.patch.object(stream, "write_all", lambda pipe, data: pipe.write(data)),
-        mock.patch.object(stream, "widen_pipe"),
-        mock.patch.object(stream.Reader, "__init__", lambda reader, pipe: setattr(reader, "_file", pipe)),
         mock.patch.object(uploader, "report_retries_to"),
         mock.patch.object(host_setup, "Background", SimulatedBackground),
         mock.patch.object(host_setup, "storage_problem", return_value="cannot be opened: No such file or directory"),
-        *(mock.patch.object(module, "threading", threading) for module in (host_setup, run_lock)),
+        mock.patch.object(run_lock, "threading", threading),
         mock.patch.object(host_cache, "usual_root", lambda: own_host().root / "cache"),  # noqa: PT008
         mock.patch.object(launch_checks, "package_versions", return_value={}),
         mock.patch.object(remote_path, "own_temporary_path", lambda: own_host().temporary),  # noqa: PT008
         mock.patch.object(remote_path, "find_filesystem", lambda url: (play.bucket, url.partition("://")[2])),
         mock.patch.object(run_lock, "_machine", return_value=""),  # all its processes have one pid
-        mock.patch.object(checkpoint, "random", of.random),
     ]
 
 

@@ -7,7 +7,6 @@ import platform
 import re
 import shlex
 import signal
-import subprocess
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,7 +32,6 @@ _END_TIMEOUT_S = 1.0
 _END_POLL_S = 0.02
 FILES_PER_HOST = 3
 """Files that this process opens for a host: stdin, stdout and stderr of its agent."""
-_STRAY_BYTES_KEPT = 4 << 10
 _LAST_LINES, _LONGEST_LINE = 15, 300
 """Number and length of the last lines of an agent or of ssh that are shown."""
 _NOT_FOUND = 127
@@ -124,19 +122,11 @@ class AgentLink:
         self._transport = transport
         self._loop = loop
         self._callbacks = callbacks
-        self._stray = b""
-        child = ChildLink(argv, stderr=subprocess.PIPE, greeting=True)
-        self._process, self._channel = child.process, child.channel
-        assert self._process.stderr is not None
-        self._stderr = self._process.stderr
-        os.set_blocking(self._stderr.fileno(), False)
-        self._listen()
+        self._child = ChildLink(argv, greeting=True)
+        self._process, self._channel = self._child.process, self._child.channel
+        self._channel.attach(self._loop, self._receive)
 
     # -- messages from the agent ----------------------------------------------------------------------------------
-
-    def _listen(self) -> None:
-        self._channel.attach(self._loop, self._receive)
-        self._loop.on_readable(self._stderr.fileno(), self._read_stderr)
 
     def _receive(self, frames: list[wire.Frame]) -> None:
         for frame in frames:
@@ -175,16 +165,6 @@ class AgentLink:
         self.drop()
         self._callbacks.on_end(self, why)
 
-    def _read_stderr(self) -> None:
-        """Keep what the agent or ssh prints. It is shown only if it explains an end."""
-        try:
-            data = os.read(self._stderr.fileno(), 64 << 10)
-        except BlockingIOError:
-            return
-        if not data:
-            self._loop.forget(self._stderr.fileno())
-        self._stray = (self._stray + data)[-_STRAY_BYTES_KEPT:]
-
     @property
     def last_heard(self) -> float:
         return self._channel.heard_at
@@ -222,17 +202,16 @@ class AgentLink:
     def wake(self, loop: Loop, callbacks: LinkCallbacks) -> None:
         """Use the agent for another run. It sends another HELLO."""
         self.greeted, self.has_rested = False, True
-        self._stray = b""
+        self._child.forget_stray()
         idle_loop = self._loop
         self._use(loop, callbacks)
         idle_loop.close()
-        self._listen()
+        self._channel.attach(self._loop, self._receive)
         self.send(wire.Ping())
 
     def _use(self, loop: Loop, callbacks: LinkCallbacks) -> None:
-        """Use another loop and other callbacks from now on. Nothing is received until :meth:`_listen`."""
+        """Use another loop and other callbacks from now on. Nothing is received until the channel is attached."""
         self._channel.detach()
-        self._loop.forget(self._stderr.fileno())
         self._loop, self._callbacks = loop, callbacks
 
     @property
@@ -241,8 +220,7 @@ class AgentLink:
 
     def abandon(self) -> None:
         """Close the descriptors, in a process that was forked from the one to which the agent belongs."""
-        self._channel.close()
-        self._stderr.close()
+        self._child.close()
         self._loop.close()
         self._process.returncode = 0  # it is not a child of this process
 
@@ -299,8 +277,7 @@ class AgentLink:
         """True if a sshd that is busy has hung up. It may be a jump host for many hosts."""
         if self.greeted or self._process.returncode != self._transport.failed_code:
             return False
-        self._read_stderr()
-        return bool(_TURNED_AWAY.search(self._stray))
+        return bool(_TURNED_AWAY.search(self._child.stray()))
 
     def _await_end(self) -> None:
         """Wait for the end of the process after that of its output, for a limited time, without blocking the loop."""
@@ -315,8 +292,7 @@ class AgentLink:
 
     def _last_words(self) -> str:
         """Return the latest text that the agent or ssh has printed outside of the protocol."""
-        self._read_stderr()
-        text = (self._channel.decoder.chatter + self._stray).decode(errors="replace").strip()
+        text = (self._channel.decoder.chatter + self._child.stray()).decode(errors="replace").strip()
         kept = 1 if "Traceback (most recent call last)" in text else _LAST_LINES
         lines = [line[:_LONGEST_LINE] for line in without_noise(text.splitlines())[-kept:]]
         return "; last words:\n" + "\n".join(lines) if lines else ""
@@ -327,19 +303,15 @@ class AgentLink:
         on_closed: called when it has ended. Nothing else that it sends is handled.
         """
         self._use(loop, LinkCallbacks(on_end=lambda link, why: on_closed(link)))
-        self._listen()
+        self._channel.attach(self._loop, self._receive)
         self.send(wire.Close())
         self._channel.flush()
 
     def dispose(self) -> None:
         """Kill the process and close its descriptors; harmless when done twice."""
-        if self._stderr.closed:
-            return
         self.dropped = True
         self._loop.cancel(f"end of {self.name}")
-        self._channel.close()
-        self._loop.forget(self._stderr.fileno())
-        self._stderr.close()
+        self._child.close()
         if self._transport.host.is_local and "pid" in self.hello and self.is_alive:
             process.kill(self.hello["pid"], signal.SIGCONT)  # an agent that was stopped empties the host now
         self._process.kill()  # not its group: an agent on this machine outlives its guard to empty the host

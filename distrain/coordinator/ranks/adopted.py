@@ -20,7 +20,7 @@ from distrain import wire
 from distrain.coordinator.connection.worker_settings import RENDEZVOUS_VARIABLES
 from distrain.coordinator.ranks.rank_channel import SocketChannel
 from distrain.hosts.host_info import hello_of, host_info
-from distrain.hosts.ports import reserve_port
+from distrain.hosts.network import reserve_port
 from distrain.system import process
 
 if TYPE_CHECKING:

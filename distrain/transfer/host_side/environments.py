@@ -1,8 +1,8 @@
 """Virtual environments in the cache of a host: made once from a requirements file, used by many runs. Runs in: agent.
 
-``<key>/venv`` is an environment, and the key stands for all that it depends on. It is built in place because its
-files name its path. The file ``<key>/complete`` is written last: without that, it is half-made, and never used. A
-process that builds it has locked ``<key>`` alone, the runs that use it have locked it together.
+``<key>/venv`` is an environment, and the key stands for all that it depends on. The file ``<key>/complete`` is written
+last: without that, it is half-made, and made again. The runs that use it have locked ``<key>`` together. A process that
+makes one has locked ``<key>.lock``.
 """
 
 from __future__ import annotations
@@ -11,26 +11,23 @@ import fcntl
 import hashlib
 import os
 import platform
-import re
 import shutil
 import sys
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
-from distrain.storage.lock_probe import lock
+from distrain.storage.lock_probe import locked_file
 from distrain.system import process
-from distrain.system.text import count
 from distrain.transfer.host_side.cache_files import delete, lock_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
-_COMPLETE = "complete"
 _SHOW_EVERY_S = 5.0
 """Seconds between two lines about the progress."""
-_POLL_S = 0.1
-_LAST_LINES, _LAST_BYTES = 15, 16 << 10
+_LAST_LINES = 15
 _USUAL_FOLDERS = "~/.local/bin", "~/.cargo/bin", "/usr/local/bin", "/usr/bin"
 """Further directories with tools. The PATH is short in a command that comes over ssh."""
 _CURE = (
@@ -49,25 +46,14 @@ def make_environment(folder: Path, requirements: str, *, python: str, show: Call
     """
     parts = (requirements, python, sys.platform, platform.machine())
     home = folder / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
-    interpreter = home / "venv" / "bin" / "python"
-    is_waiting = False
-    while True:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if (fd := lock_folder(home, fcntl.LOCK_SH)) is not None:  # stays open
-            if (home / _COMPLETE).exists() and interpreter.exists():  # the Python that it links to may be gone
-                return interpreter
-            try:
-                lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(fd)
-            else:
-                _build(home, requirements, python, show, fd)
-                lock(fd, fcntl.LOCK_SH)
-                return interpreter
-        if not is_waiting:
-            show("waiting for another run on this host, which makes the same virtual environment")
-        is_waiting = True
-        time.sleep(_POLL_S)
+    interpreter, complete = home / "venv" / "bin" / "python", home / "complete"
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked_file(f"{home}.lock") as building:  # another run may be making one
+        lock_folder(home, fcntl.LOCK_SH)  # its descriptor stays open
+        if not (complete.exists() and interpreter.exists()):  # the Python that it links to may be gone
+            _build(home, requirements, python, show, building)
+            complete.touch()
+    return interpreter
 
 
 def find_uv() -> str:
@@ -86,8 +72,7 @@ def _build(home: Path, requirements: str, version: str, show: Callable[[str], No
         )
     for name in os.listdir(home):
         delete(home / name)
-    packages = count(sum(1 for line in requirements.splitlines() if re.match(r"\s*[^\s#-]", line)), "package")
-    show(f"making a virtual environment for Python {version} with {uv or base}: {packages}, in {home}")
+    show(f"making a virtual environment for Python {version} with {uv or base}, in {home}")
     (home / "requirements.txt").write_text(requirements)
     venv, listed = str(home / "venv"), ["-r", str(home / "requirements.txt")]
     python = f"{venv}/bin/python"
@@ -106,38 +91,29 @@ def _build(home: Path, requirements: str, version: str, show: Callable[[str], No
         ]
     try:
         for argv in commands:
-            _run(argv, home, f"installing {packages} with {'uv' if uv else 'pip'}", show, lock_fd)
-        (home / _COMPLETE).touch()
+            _run(argv, show, lock_fd)
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise
     show("the virtual environment is ready")
 
 
-def _run(argv: Sequence[str], home: Path, what: str, show: Callable[[str], None], lock_fd: int) -> None:
-    """Run a tool, and show now and then how far it is. Raise OSError if it fails."""
-    began = shown_at = time.monotonic()
+def _run(argv: list[str], show: Callable[[str], None], lock_fd: int) -> None:
+    """Run a tool, and show now and then what it says. Raise OSError if it fails."""
+    last: deque[str] = deque(maxlen=_LAST_LINES)
+    shown_at = time.monotonic()
 
-    def last_lines() -> list[str]:
-        size = os.fstat(output.fileno()).st_size
-        text = os.pread(output.fileno(), _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
-        return [line.rstrip() for line in text.splitlines() if line.strip()][-_LAST_LINES:]
-
-    def tick() -> None:
+    def on_line(line: str) -> None:
         nonlocal shown_at
-        now = time.monotonic()
-        if now - shown_at >= _SHOW_EVERY_S:
-            shown_at = now
-            show(": ".join([what, *(line.strip()[:120] for line in last_lines()[-1:])]) + f" ({now - began:.0f} s)")
+        last.append(line)
+        if time.monotonic() - shown_at >= _SHOW_EVERY_S:
+            shown_at = time.monotonic()
+            show(line.strip()[:120])
 
-    with open(home / "output.txt", "w+b") as output:
-        code = process.run_watched(
-            argv, output.fileno(), directory=str(home), tick=tick, tick_s=_POLL_S, pass_fds=(lock_fd,)
-        )
-        if code:
-            text = f"no virtual environment could be made on {platform.node()}"
-            text = f"{text}: {process.describe(argv)} ended with {code} ({_CURE})"
-            raise OSError("\n".join([text, *(f"  {line}" for line in last_lines())]))
+    if code := process.run_lines(argv, on_line, pass_fds=[lock_fd]):
+        text = f"no virtual environment could be made on {platform.node()}"
+        text = f"{text}: {process.describe(argv)} ended with {code} ({_CURE})"
+        raise OSError("\n".join([text, *(f"  {line}" for line in last)]))
 
 
 def _find(program: str, *folders: str) -> str:

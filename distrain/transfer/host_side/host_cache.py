@@ -1,17 +1,19 @@
-"""The cache of a host that does not share the user's files: one place with a limit. Runs in: agent, guard.
+"""The cache of a host that does not share the user's files. Runs in: agent, guard.
 
 ::
 
     $DISTRAIN_CACHE, else $XDG_CACHE_HOME/distrain, else ~/.cache/distrain
         projects/{digest}/      the files of a project: /home/me/train.py of the user's machine is home/me/train.py
-        runs/{place}/           one directory for each run; see run_mirror
+        runs/{place}/           the directory of a run, locked by the agent
+            files/              what workers write into get_trial_dir()
+            checkpoints/        checkpoints that were copied here for reading, and files until all have arrived
         environments/{key}/     virtual environments; see environments
         programs/{key}/         distrain itself, put there by the bootstrap
         .trim.lock              locked by a process that deletes what is old
         CACHEDIR.TAG            says that the directory is distrain's; backup programs leave it out
 
 The processes that use a directory have locked it. So a kill needs no repair. Whatever begins with ``.new-`` is
-incomplete. Directories are deleted as a whole, by one process at a time.
+incomplete. Directories are deleted as a whole, by one process at a time, when nobody has used them for a month.
 """
 
 from __future__ import annotations
@@ -25,11 +27,9 @@ from typing import TYPE_CHECKING
 
 from distrain.storage.names import numbered
 from distrain.transfer.host_side.cache_files import delete, lock_folder
-from distrain.transfer.host_side.run_mirror import RunMirror, end_killed_run
-from distrain.wire.shipped_file import digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from distrain.wire.shipped_file import ShippedFile
 
@@ -41,10 +41,56 @@ _TAG_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# See https://bford.in
 _FORMER_AGENT_S = 2.0
 """Seconds to wait for a former agent of the same run, which may be ending."""
 _POLL_S = 0.02
-_INCOMPLETE = ".new-"
-_INCOMPLETE_S = 3600.0
-"""Seconds for which a process may be making or deleting an entry that has such a name."""
+_UNUSED_S = 30 * 24 * 3600.0
+"""Seconds without use after which a directory is deleted."""
 _CURE = "name another directory with env.DISTRAIN_CACHE=/path in the hostfile"
+
+
+class RunFolder:
+    """The directory of a run, which this process has locked.
+
+    files: the directory that stands for the user's root directory. checkpoints: a directory, empty at first, that goes
+    with the run.
+    """
+
+    def __init__(self, path: Path, fd: int) -> None:
+        """Take over a directory with its lock."""
+        self.path = path
+        self.files = path / "files"
+        self.checkpoints = path / "checkpoints"
+        self._fd = fd
+
+    @classmethod
+    def claim(cls, path: Path) -> RunFolder | None:
+        """Lock a directory, which is made if necessary. Return None if another process uses it. Raise OSError."""
+        path.mkdir(mode=0o700, exist_ok=True)
+        fd = lock_folder(path, fcntl.LOCK_EX)
+        if fd is None:
+            return None
+        run = cls(path, fd)
+        delete(run.checkpoints)  # if the agent of a former run was killed
+        run.checkpoints.mkdir(mode=0o700)
+        return run
+
+    def end(self) -> None:
+        """Delete all but the files of workers, and unlock the directory. Harmless when done twice."""
+        if self._fd < 0:
+            return
+        for parent, _, _ in os.walk(self.files, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(parent)
+        delete(self.checkpoints)  # last of all: it shows that the run has not ended
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+        os.close(self._fd)
+        self._fd = -1
+
+
+def end_killed_run(path: Path) -> None:
+    """End a run whose agent was killed. Do nothing if it still runs, or has ended properly."""
+    with contextlib.suppress(OSError):
+        if (path / "checkpoints").exists() and (fd := lock_folder(path, fcntl.LOCK_EX)) is not None:
+            RunFolder(path, fd).end()
 
 
 class HostCache:
@@ -56,8 +102,6 @@ class HostCache:
         Raise OSError if it cannot be made, is a link or another user's, or has files that are not distrain's.
         """
         self.root = usual_root() if root is None else root
-        self._used: set[str] = set()
-        """Digests of the projects that this process has locked."""
         self.projects, self.runs, self.environments, self.programs = (self.root / kind for kind in KINDS)
         try:
             with contextlib.suppress(FileExistsError):
@@ -69,72 +113,46 @@ class HostCache:
             text = f"cannot use {self.root} for the files of runs on this host ({error.strerror or error}); {_CURE}"
             raise OSError(error.errno or 0, text) from error
 
-    def has_project(self, digest: str, files: Iterable[ShippedFile]) -> bool:
-        """Return whether a project is here. From then on it stays as long as this process lives. Raise OSError.
+    def use_project(self, digest: str, files: Sequence[ShippedFile]) -> tuple[Path, bool]:
+        """Return the directory for a project, and whether the project is there. Raise OSError.
 
-        One that was damaged, such as by a power failure, is deleted.
+        It stays as long as this process lives. Workers write into it as into the original at home. If they have changed
+        a file of the project, later runs get another copy.
         """
-        folder = self.projects / digest
-        if digest in self._used:
-            return True
-        fd = lock_folder(folder, fcntl.LOCK_SH)
-        if fd is None:
-            return False
-        if all(_is_intact(folder / file.path.lstrip("/"), file) for file in files):
-            self._used.add(digest)
-            return True
-        delete(folder)
-        os.close(fd)
-        return False
+        for folder in (self.projects / name for name in numbered(digest)):
+            if (fd := lock_folder(folder, fcntl.LOCK_SH)) is None:
+                return folder, False
+            if all(file._replace(path=f"{folder}{file.path}").is_in_place for file in files):
+                return folder, True
+            os.close(fd)
+        raise AssertionError("there is always another name")
 
-    def claim_run(self, place: str) -> RunMirror:
+    def claim_run(self, place: str) -> RunFolder:
         """Make and lock the directory of a run: ``place``, or another one if a living process uses that.
 
-        The lock lasts as long as this process, or until RunMirror.end(). Raise OSError.
+        The lock lasts as long as this process, or until RunFolder.end(). Raise OSError.
         """
         deadline = time.monotonic() + _FORMER_AGENT_S
-        while (run := RunMirror.claim(self.runs / place)) is None:
+        while (run := RunFolder.claim(self.runs / place)) is None:
             if time.monotonic() > deadline:
-                return next(filter(None, (RunMirror.claim(self.runs / name) for name in numbered(place))))
+                return next(filter(None, (RunFolder.claim(self.runs / name) for name in numbered(place))))
             time.sleep(_POLL_S)
         return run
 
-    def trim(self, limit_bytes: int | None = None) -> None:
-        """Delete what killed runs have left, and then what was not used for the longest time, down to a limit, if any.
+    def trim(self) -> None:
+        """Delete what killed runs have left, and what was not used for a month. What is in use stays.
 
-        What is in use stays even above the limit. Raise OSError, such as BlockingIOError if another process deletes
-        files here, also on a file system without locks.
+        Raise OSError, such as BlockingIOError if another process deletes files here, also on a file system without
+        locks.
         """
         with (self.root / ".trim.lock").open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for path in self.runs.iterdir():
                 end_killed_run(path)
-            entries = self._entries() if limit_bytes is not None else []
-            surplus = sum(size for _, size, _ in entries) - (limit_bytes or 0)
-            for _, size, path in sorted(entries):
-                if surplus > 0 and _delete(path):
-                    surplus -= size
-
-    def _entries(self) -> list[tuple[float, int, Path]]:
-        """Return time of the last use, size and path of all that may be deleted.
-
-        Nothing that a process may be making or deleting is among them.
-        """
-        found = []
-        for path in self.root.glob("*/*"):
-            with contextlib.suppress(OSError):  # it is gone
-                used = path.lstat().st_mtime
-                is_incomplete = path.name.startswith(_INCOMPLETE) and time.time() - used < _INCOMPLETE_S
-                if path.is_dir() and not path.is_symlink() and not is_incomplete:
-                    found.append((used, _bytes_of(path), path))
-        return found
-
-
-def _is_intact(path: Path, file: ShippedFile) -> bool:
-    try:
-        return path.stat().st_size == file.size and digest_of(path, file.size) == file.digest
-    except OSError:
-        return False
+            for path in self.root.glob("*/*"):
+                with contextlib.suppress(OSError):  # it is gone, or cannot be renamed
+                    if time.time() - path.lstat().st_mtime > _UNUSED_S:
+                        _delete(path)
 
 
 def usual_root() -> Path:
@@ -164,26 +182,13 @@ def _make_private(root: Path) -> None:
         (root / _TAG).write_text(_TAG_TEXT)
 
 
-def _bytes_of(folder: Path) -> int:
-    """Return the bytes on disk. A file with several names counts in part: uv links those of environments to its own."""
-    total = 0
-    for parent, folders, names in os.walk(folder):
-        for name in (*folders, *names):
-            with contextlib.suppress(OSError):
-                status = os.lstat(os.path.join(parent, name))
-                total += (status.st_blocks * 512 or status.st_size) // max(1, status.st_nlink)
-    return total
-
-
-def _delete(path: Path) -> bool:
-    """Return whether an entry is gone. It stays if a process has locked it."""
-    with contextlib.suppress(OSError):
-        if (fd := lock_folder(path, fcntl.LOCK_EX)) is not None:
-            try:
-                doomed = path.with_name(f"{_INCOMPLETE}old-{path.name}")  # nobody sees a part of it under its name
-                delete(doomed)  # of a process that was killed here
-                os.rename(path, doomed)
-                delete(doomed)
-            finally:
-                os.close(fd)
-    return not path.exists()
+def _delete(path: Path) -> None:
+    """Delete an entry, unless a process has locked it. Raise OSError."""
+    if (fd := lock_folder(path, fcntl.LOCK_EX)) is not None:
+        doomed = path.with_name(f".new-old-{path.name}")  # nobody sees a part of it under its name
+        try:
+            delete(doomed)  # of a process that was killed here
+            os.rename(path, doomed)
+            delete(doomed)
+        finally:
+            os.close(fd)

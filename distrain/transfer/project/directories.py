@@ -6,10 +6,11 @@ import os
 import re
 import tempfile
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from distrain.errors import LaunchError
 from distrain.system.process import output_of
-from distrain.transfer.project.left_out import CODE, unreadable
+from distrain.transfer.project.left_out import CODE, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,17 +66,9 @@ def listed_by_git(folder: str) -> list[str] | None:
     lines = os.fsdecode(output).split("\0")
     # A submodule that is not there is listed as "./" if this is its directory.
     entries = [(line[2:], line[0] != _UNTRACKED) for line in lines if line and line[1:] != " ./"]
-    # Not everybody ignores the virtual environment.
-    environments = tuple(
-        path.removesuffix(_ENVIRONMENT)
-        for path, tracked in entries
-        if not tracked and path.endswith(f"/{_ENVIRONMENT}")
-    )
-    return [
-        f"{folder}/{path.rstrip('/')}"
-        for path, tracked in entries
-        if tracked or not (path.startswith(environments) or _SKIPPED_IN_PATH.search(path))
-    ]
+    # Not everybody ignores the packages of a virtual environment.
+    paths = [path for path, tracked in entries if tracked or not _SKIPPED_IN_PATH.search(path)]
+    return [f"{folder}/{path.rstrip('/')}" for path in paths]
 
 
 def _work_tree_of(folder: str) -> str | None:
@@ -90,47 +83,23 @@ def _work_tree_of(folder: str) -> str | None:
 # -- without git -----------------------------------------------------------------------------------------------------
 
 
-def files_below(folder: str, wanted: Wanted, *, deep: bool = True) -> Iterator[str]:
-    """Yield the paths of files and links in a directory and, if ``deep``, in those below it.
+def files_below(folder: str, wanted: Wanted) -> Iterator[str]:
+    """Yield the paths of files and links below a directory.
 
     Raise LaunchError if all files are wanted, and a directory cannot be read.
     """
-    waiting = [folder]
-    while waiting:
-        for entry in _entries(waiting.pop(), wanted):
-            if not _is_taken(entry, wanted, deep):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                waiting.append(entry.path)
-            else:
-                yield entry.path
+    for parent, folders, names in os.walk(folder, onerror=_refuse if wanted is Wanted.ALL else None):
+        if wanted is not Wanted.ALL:
+            folders[:] = [name for name in folders if _may_hold_code(parent, name, wanted)]
+        yield from (f"{parent}/{name}" for name in names if wanted is not Wanted.CODE or name.endswith(CODE))
+        yield from (path for name in folders if os.path.islink(path := f"{parent}/{name}"))
 
 
-def _entries(folder: str, wanted: Wanted) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        if wanted is Wanted.ALL:
-            raise unreadable(folder, error) from error
-        return []  # neither can this process import from it
+def _refuse(error: OSError) -> NoReturn:
+    raise LaunchError(f"{shown(error.filename)} cannot be shipped: {error.strerror}. Make it readable")
 
 
-def _is_taken(entry: os.DirEntry[str], wanted: Wanted, deep: bool) -> bool:
-    if wanted is Wanted.ALL:
-        return True
-    try:
-        is_folder = entry.is_dir()
-    except OSError:
+def _may_hold_code(parent: str, name: str, wanted: Wanted) -> bool:
+    if name in _SKIPPED or name.startswith(".") or os.path.lexists(f"{parent}/{name}/{_ENVIRONMENT}"):
         return False
-    if not is_folder:
-        return wanted is Wanted.SMALL or entry.name.endswith(CODE)
-    return deep and _may_hold_code(entry, wanted)
-
-
-def _may_hold_code(folder: os.DirEntry[str], wanted: Wanted) -> bool:
-    if folder.name in _SKIPPED or folder.name.startswith(".") or os.path.lexists(f"{folder.path}/{_ENVIRONMENT}"):
-        return False
-    return wanted is Wanted.SMALL or folder.name.isidentifier()
+    return wanted is Wanted.SMALL or name.isidentifier()

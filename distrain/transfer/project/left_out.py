@@ -35,7 +35,6 @@ _SECRET = re.compile(
 """Matches the absolute path of a file that usually holds a secret."""
 
 _CURE = "name what workers need: --ship PATH"
-_OTHER_CURES = "keep files out with .gitignore, or use --no-ship if all hosts have the project already"
 
 
 class LeftOut:
@@ -48,18 +47,19 @@ class LeftOut:
         """Directories with a repository that git could not read. Their code is shipped."""
         self.links: dict[str, str] = {}
         """Links that lead out of the project, and their targets."""
-        self.secrets: set[str] = set()
+        self._secrets: set[str] = set()
         self._large: set[str] = set()
 
-    def refuses(self, path: str, size: int) -> bool:
-        """Tell if a file is left out because it may hold a secret or is too large, and remember it."""
-        if may_hold_secret(path):
-            self.secrets.add(path)
-            return True
-        if size > _SMALL_BYTES and not path.endswith(CODE):
+    def refuses(self, path: str, target: str) -> bool:
+        """Tell if a file is left out because it may hold a secret or is too large, and remember it.
+
+        target: where a link leads; else the path.
+        """
+        if _SECRET.search(path) or _SECRET.search(target):
+            self._secrets.add(path)
+        elif not path.endswith(CODE) and os.path.exists(target) and os.path.getsize(target) > _SMALL_BYTES:
             self._large.add(path)
-            return True
-        return False
+        return path in self._secrets or path in self._large
 
     def notes(self, shipped: Set[str]) -> Iterator[str]:
         """Yield lines for the user. Paths that are shipped after all, as the user names them, are not in these."""
@@ -70,50 +70,26 @@ class LeftOut:
         if paths := sorted(self.links.keys() - shipped):
             leads = [f"{shown(path)} (to {shown(self.links[path])})" for path in paths]
             yield f"not shipped because these links lead out of the project: {_some(leads)}; {_CURE}"
-        if paths := sorted(self.secrets - shipped):
+        if paths := sorted(self._secrets - shipped):
             yield f"not shipped because they may hold secrets: {some_paths(paths)}; {_CURE}"
         if paths := sorted(self._large - shipped):
             yield f"not shipped because they are larger than {size(_SMALL_BYTES)}: {some_paths(paths)}; {_CURE}"
 
 
-def may_hold_secret(path: str) -> bool:
-    """Tell by its absolute path if a file usually holds a secret."""
-    return _SECRET.search(path) is not None
-
-
 # -- errors ----------------------------------------------------------------------------------------------------------
-
-
-def unreadable(path: str, error: OSError) -> LaunchError:
-    """Return the error for a file or a directory that cannot be read."""
-    return LaunchError(f"{shown(path)} cannot be shipped: {error.strerror}. Make it readable, {_OTHER_CURES}")
 
 
 def too_large(sizes: Mapping[str, int], limit_bytes: int) -> LaunchError:
     """Return the error for files that are too large together. sizes: of the files."""
-    largest = ", ".join(f"{shown(path)} ({size(its)})" for path, its in _heaviest(sizes))
+    folders: Counter[str] = Counter()
+    for path, its in sizes.items():
+        folders[os.path.dirname(path)] += its
+    largest = ", ".join(f"{shown(path)} ({size(its)})" for path, its in folders.most_common(_MOST_NAMED))
     return LaunchError(
         f"the project has {size(sum(sizes.values()))} to ship, and the limit is {size(limit_bytes)}. The largest "
         f"directories are {largest}. Raise the limit with --ship-limit SIZE or ShippingConfig(limit_bytes=...), "
-        f"{_OTHER_CURES}"
+        "keep files out with .gitignore, or use --no-ship if all hosts have the project already"
     )
-
-
-def too_many(paths: Iterable[str], most: int) -> LaunchError:
-    """Return the error for too many files."""
-    largest = ", ".join(f"{shown(path)} ({count:,})" for path, count in _heaviest(dict.fromkeys(paths, 1)))
-    return LaunchError(
-        f"the project has more than {most:,} files to ship. Most of those seen so far are in {largest}. Pack them into "
-        f"fewer files, {_OTHER_CURES}"
-    )
-
-
-def _heaviest(weights: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return the directories whose files weigh most, without their subdirectories."""
-    folders: Counter[str] = Counter()
-    for path, weight in weights.items():
-        folders[os.path.dirname(path)] += weight
-    return folders.most_common(_MOST_NAMED)
 
 
 # -- parts of texts --------------------------------------------------------------------------------------------------

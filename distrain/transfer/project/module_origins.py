@@ -9,7 +9,7 @@ import sysconfig
 from functools import cache
 from importlib.machinery import all_suffixes
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -59,54 +59,28 @@ def _places(*folders: str) -> tuple[str, ...]:
 # -- imported modules ------------------------------------------------------------------------------------------------
 
 
-class Origin(NamedTuple):
-    """An outermost package or module, and the directory or file that holds it.
-
-    The name has several parts if those above have no file, as in a namespace package.
-    """
-
-    name: str
-    path: str
-
-    @property
-    def folder(self) -> str:
-        """The directory to import it from. If the path ends with all parts of the name, it is above these."""
-        folder, _, last = self.path.rpartition("/")
-        stem = f"{folder}/{last.partition('.')[0]}"
-        parts = "/" + self.name.replace(".", "/")
-        return stem.removesuffix(parts) if stem.endswith(parts) else folder
-
-
-def files_of(modules: Mapping[str, ModuleType]) -> Iterator[tuple[str, str]]:
-    """Yield the names of modules and the files that they come from."""
-    for name, contents in _contents_of(modules):
+def files_of(modules: Mapping[str, ModuleType]) -> Iterator[str]:
+    """Yield the files that modules come from."""
+    for _, contents in _contents_of(modules):
         file = contents.get("__file__")
         if isinstance(file, str) and os.path.isabs(file):
-            yield name, os.path.normpath(file)
+            yield os.path.normpath(file)
 
 
-def origins_of(files: Mapping[str, str]) -> set[Origin]:
-    """Return the origins of modules. Packages without a file do not count. files: those of the modules, by name."""
-    return {_origin_of(name, files) for name in files}
+def editable_installs(modules: Mapping[str, ModuleType]) -> Iterator[tuple[str, str]]:
+    """Yield what setuptools has installed to be imported from the user's directories. Its finders are modules.
 
-
-def _origin_of(name: str, files: Mapping[str, str]) -> Origin:
-    parts = name.split(".")
-    outermost = next(top for end in range(1, len(parts) + 1) if (top := ".".join(parts[:end])) in files)
-    file = files[outermost]
-    return Origin(outermost, os.path.dirname(file) if os.path.basename(file).startswith("__init__.") else file)
-
-
-def editable_installs(modules: Mapping[str, ModuleType]) -> Iterator[Origin]:
-    """Yield what setuptools has installed to be imported from the user's directories. Its finders are modules."""
+    Yield the path of each package or module, and the directory to import it from.
+    """
     for finder, contents in _contents_of(modules):
         if not (finder.startswith("__editable___") and finder.endswith("_finder")):
             continue
         mapping = contents.get("MAPPING")
         for name, path in mapping.items() if isinstance(mapping, dict) else ():
-            candidates = [path, *(os.path.splitext(path)[0] + suffix for suffix in all_suffixes())]
-            yield from (Origin(name, found) for found in candidates[:1] if os.path.isdir(found))
-            yield from (Origin(name, found) for found in candidates if os.path.isfile(found))
+            parts = "/" + name.replace(".", "/")  # several in a namespace package
+            folder = path.removesuffix(parts) if path.endswith(parts) else os.path.dirname(path)
+            places = [path] if os.path.isdir(path) else [os.path.splitext(path)[0] + end for end in all_suffixes()]
+            yield from ((place, folder) for place in places if os.path.exists(place))
 
 
 def _contents_of(modules: Mapping[str, ModuleType]) -> Iterator[tuple[str, dict[str, object]]]:

@@ -1,12 +1,13 @@
 """The files of the user's own project, which hosts that share no files with this machine need for their workers.
 
 They are those that git knows of the repositories that hold the directories on sys.path, else those that can be imported
-from these directories, and the packages that this process has imported from elsewhere. Secrets, large files and links
-that lead out of the project are left out, unless the user names them. Runs in: coordinator.
+from these directories, and packages that were installed to be edited. Secrets, large files and links that lead out of
+the project are left out, unless the user names them. Runs in: coordinator.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
@@ -24,54 +25,27 @@ from distrain.transfer.project.directories import (
     listed_by_git,
     repository_of,
 )
-from distrain.transfer.project.left_out import (
-    LeftOut,
-    may_hold_secret,
-    shown,
-    some_paths,
-    too_large,
-    too_many,
-    unreadable,
-)
-from distrain.transfer.project.module_origins import (
-    Origin,
-    belongs_to_interpreter,
-    editable_installs,
-    files_of,
-    origins_of,
-)
-from distrain.wire.shipped_file import ShippedFile, digest_of
+from distrain.transfer.project.left_out import CODE, LeftOut, shown, some_paths, too_large
+from distrain.transfer.project.module_origins import belongs_to_interpreter, editable_installs, files_of
+from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import ModuleType
-
-_MOST_FILES = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
     """The user's own files that hosts need.
 
-    files: sorted by their paths. folders: absolute paths of the user's own directories: the
-    working directory, those of sys.path, those of scripts, and those that hold a package which is imported in another
-    way. notes: lines for the user about what is left out.
+    files: sorted by their paths. folders: absolute paths of the user's own directories: the working directory, those of
+    sys.path, those of scripts, and those that hold a package which was installed to be edited. notes: lines for the
+    user about what is left out.
     """
 
     files: tuple[ShippedFile, ...]
     folders: tuple[str, ...]
     notes: tuple[str, ...]
-
-
-def _read(path: str) -> ShippedFile | None:
-    """Read a file. Return None if it has just been deleted."""
-    try:
-        status = os.stat(path)
-        return ShippedFile.found(path, status, digest_of(Path(path), status.st_size))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise unreadable(path, error) from error
 
 
 def find_project(
@@ -83,7 +57,7 @@ def find_project(
     named: Sequence[str] = (),
     limit_bytes: int,
 ) -> Project:
-    """Find and read the files that workers need. Raise LaunchError if one cannot be read, or they are too large.
+    """Find the files that workers need. Raise LaunchError if they are too large.
 
     directory: the working directory, which other paths may be relative to. targets: scripts that the workers run.
     modules: those that this process has imported; by default sys.modules. named: files and directories to ship as they
@@ -151,64 +125,44 @@ class _Search:
     def add_own(self) -> None:
         """Add the files of the directories to look through."""
         for folder in self._left_out.crowded:
-            self._walk(folder, Wanted.CODE, deep=False)
+            for path in map(str, Path(folder).glob("*")):
+                if path.endswith(CODE):
+                    self._add(path, Wanted.CODE)
         for folder in self._own:
             if not any(path.startswith(f"{folder}/") for path in self._found):  # else its repository was added
                 self._add_tree(folder, Wanted.CODE)
 
     def add_one(self, path: str) -> None:
         """Add a file that is needed wherever it is, unless it is not there. Links are followed."""
-        try:
+        with contextlib.suppress(OSError):
             status = os.stat(path)
-        except OSError:
-            return
-        if stat.S_ISREG(status.st_mode):
-            self._add_file(path, status, Wanted.ALL)
+            if stat.S_ISREG(status.st_mode):
+                self._found[path] = status
 
     def add_imported(self, modules: Mapping[str, ModuleType]) -> None:
-        """Add the modules of own directories even if git ignores them, and the packages that others belong to."""
-        own = tuple(f"{path}/" for path in {*self._own, *self._inside})
-        elsewhere: dict[str, str] = {}
-        for name, file in files_of(modules):
-            if belongs_to_interpreter(file):
-                continue
-            if file.startswith(own):
+        """Add the modules of own directories even if git ignores them, and what was installed to be edited."""
+        own = tuple(f"{path}/" for path in {*self._own, *self._inside, *self._left_out.crowded})
+        for file in files_of(modules):
+            if file.startswith(own) and not belongs_to_interpreter(file):
                 self.add_one(file)
-            else:
-                elsewhere[name] = file
-        for origin in sorted(origins_of(elsewhere).union(editable_installs(modules))):
-            if origin.name != own_package().name:
-                self._add_installed(origin)
-
-    def _add_installed(self, origin: Origin) -> None:
-        """Add a package or a module.
-
-        Of a package git may ignore modules that were compiled in place, and yet it needs them.
-        """
-        path = origin.path
-        if not os.path.exists(path):  # deleted, or in an archive
-            return
-        self.folders.add(origin.folder)
-        if os.path.isdir(path):
-            self._inside.add(os.path.realpath(path))
-            self._add_tree(path, Wanted.SMALL)
-            self._walk(path, Wanted.CODE)
-        else:
-            self.add_one(path)
+        for path, folder in sorted(editable_installs(modules)):
+            if os.path.realpath(path) != os.path.realpath(own_package()):
+                self.folders.add(folder)
+                self.add_one(path)
+                if os.path.isdir(path):
+                    self._inside.add(os.path.realpath(path))
+                    self._add_tree(path, Wanted.SMALL)
+                    self._walk(path, Wanted.CODE)  # git may ignore modules that were compiled in place
 
     def add_named(self, path: str) -> None:
-        """Add a file, or all that a directory holds. Raise LaunchError if it cannot be found."""
-        try:
-            status = os.stat(path)
-        except OSError as error:
-            raise LaunchError(f"--ship {shown(path)}: {error.strerror} (it copies from this machine)") from error
+        """Add a file, or all that a directory holds. Raise LaunchError if there is none."""
+        if not (os.path.isdir(path) or os.path.isfile(path)):
+            raise LaunchError(f"--ship {shown(path)}: no such file or directory (it copies from this machine)")
         self._left_out.links.pop(path, None)
-        if stat.S_ISDIR(status.st_mode):
+        if os.path.isdir(path):
             self._walk(path, Wanted.ALL)
-        elif stat.S_ISREG(status.st_mode):
-            self._add_file(path, status, Wanted.ALL)
         else:
-            raise LaunchError(f"--ship {shown(path)}: it is neither a file nor a directory")
+            self.add_one(path)
 
     # -- directories and files
 
@@ -222,53 +176,25 @@ class _Search:
         if not listed:
             self._walk(folder, wanted)
 
-    def _walk(self, folder: str, wanted: Wanted, *, deep: bool = True) -> None:
-        for path in files_below(folder, wanted, deep=deep):
+    def _walk(self, folder: str, wanted: Wanted) -> None:
+        for path in files_below(folder, wanted):
             self._add(path, wanted)
 
     def _add(self, path: str, wanted: Wanted) -> None:
         """Add a file, what a link leads to, or a nested repository. Other kinds of files are not shipped."""
-        try:
-            status = os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):  # deleted, perhaps just now
-            return
-        except OSError as error:
-            raise unreadable(path, error) from error
-        if stat.S_ISREG(status.st_mode):
-            self._add_file(path, status, wanted)
-        elif stat.S_ISLNK(status.st_mode):
-            self._add_link(path, wanted)
-        elif os.path.lexists(f"{path}/.git"):  # else it is a submodule that is not there
-            self._add_tree(path, wanted)
-
-    def _add_file(self, path: str, status: os.stat_result, wanted: Wanted) -> None:
-        if path in self._found:
-            return
-        if wanted is not Wanted.ALL and self._left_out.refuses(path, status.st_size):
-            return
-        self._found[path] = status
-        if len(self._found) > _MOST_FILES:
-            raise too_many(self._found, _MOST_FILES)
-
-    def _add_link(self, path: str, wanted: Wanted) -> None:
-        target = os.path.realpath(path)
-        try:
-            status = os.stat(target)
-        except OSError:  # broken
-            return
+        target = os.path.realpath(path) if os.path.islink(path) else path
         self._left_out.links.pop(path, None)  # of an earlier visit, before a directory was named
-        if wanted is not Wanted.ALL and not any(is_below(target, folder) for folder in self._inside):
-            self._left_out.links[path] = target
-        elif stat.S_ISDIR(status.st_mode):
-            is_circle = any(is_below(os.path.realpath(parent), target) for parent in Path(path).parents)
-            if not is_circle:
+        if target != path and wanted is not Wanted.ALL and not any(is_below(target, place) for place in self._inside):
+            if os.path.exists(target):
+                self._left_out.links[path] = target
+        elif not os.path.isdir(target):
+            if wanted is Wanted.ALL or not self._left_out.refuses(path, target):
+                self.add_one(path)
+        elif target == path:
+            if os.path.lexists(f"{path}/.git"):  # else it is a submodule that is not there
                 self._add_tree(path, wanted)
-        elif not stat.S_ISREG(status.st_mode):
-            return
-        elif wanted is not Wanted.ALL and may_hold_secret(target):
-            self._left_out.secrets.add(path)
-        else:
-            self._add_file(path, status, wanted)
+        elif not any(is_below(os.path.realpath(parent), target) for parent in Path(path).parents):  # a circle
+            self._add_tree(path, wanted)
 
     # -- the result
 
@@ -286,8 +212,8 @@ class _Search:
             raise too_large(sizes, limit_bytes)
 
     def files(self) -> tuple[ShippedFile, ...]:
-        """Read all files. Raise LaunchError if that is not possible."""
-        return tuple(filter(None, map(_read, sorted(self._found))))
+        """Return all files, sorted by their paths."""
+        return tuple(ShippedFile.found(path, status) for path, status in sorted(self._found.items()))
 
     def notes(self) -> Iterator[str]:
         """Yield lines for the user about what is left out."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import wire
-from distrain.agent import host_setup
 from distrain.agent.host_setup import HostSetup
 from distrain.hosts.host import MIRROR
 from distrain.storage.checkpoint import locked_for_reading
 from distrain.system.loop import Loop
 from distrain.transfer.host_side import environments
-from distrain.wire.shipped_file import ShippedFile, digest_of, project_digest
+from distrain.wire.shipped_file import ShippedFile, project_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,14 +48,12 @@ class Host:
 
     def _shipped(self, name: str) -> ShippedFile:
         path = self.there / name
-        status = path.stat()
-        return ShippedFile(str(path), status.st_size, status.st_mtime_ns, 0o644, digest_of(path, status.st_size))
+        return ShippedFile.found(str(path), path.stat())
 
     @property
     def mirror(self) -> str:
         """The copy of the project that workers use."""
-        assert self.setup._mirror is not None
-        return str(self.setup._mirror.project)
+        return str(self.setup._project)
 
     def hide(self) -> None:
         """The host does not see the project."""
@@ -65,7 +61,7 @@ class Host:
 
     def question(self, **fields: Any) -> wire.SetUpHost:
         usual = wire.SetUpHost(
-            files=list[tuple[str, int, int, int, str]](self.files),
+            files=list[tuple[str, int, int, int, int]](self.files),
             folders=[str(self.there)],
             place=PLACE,
             executable=sys.executable,
@@ -159,7 +155,7 @@ def test_a_host_that_sees_none_of_the_files_gets_copies(host: Host) -> None:
     assert host.bring(question).storage_problem is None
     for file in host.files:
         copy = Path(f"{host.mirror}{file.path}")
-        assert digest_of(copy, file.size) == file.digest
+        assert copy.read_bytes() == Path(file.path.replace(str(host.there), str(host.elsewhere))).read_bytes()
         assert copy.stat().st_mtime_ns == file.mtime_ns
     assert Path(f"{host.mirror}{host.there}/empty").is_dir()
 
@@ -252,24 +248,6 @@ def test_a_storage_of_the_same_path_that_is_another_one_is_not_seen(host: Host) 
     assert host.ask(host.of_storage()).storage_problem == "is not the launching machine's"
 
 
-def test_a_storage_that_hangs_is_not_waited_for(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers, is_back = threading.Event(), threading.Event()
-
-    def hang(*_: str) -> None:
-        answers.wait(20)
-        is_back.set()
-
-    monkeypatch.setattr(host_setup, "storage_problem", hang)
-    monkeypatch.setattr(host_setup, "_STORAGE_PATIENCE_S", 0.05)
-    answer = host.ask(host.of_storage())
-    assert not answers.is_set()
-    assert answer.storage_problem == "has not answered for 0.05 s there"
-    assert host.setup.worker(spec(host.there)).context["sees_storage"] is False
-    answers.set()
-    assert is_back.wait(20)
-    assert host.setup.worker(spec(host.there)).context["sees_storage"] is False
-
-
 # -- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -280,15 +258,6 @@ def test_a_cache_that_cannot_be_made_is_a_failure_with_a_cure(host: Host) -> Non
     assert failed is not None
     assert str(host.cache) in failed
     assert "env.DISTRAIN_CACHE=" in failed
-
-
-def test_a_copy_that_was_damaged_is_asked_for_again(host: Host) -> None:
-    host.hide()
-    answer = host.ask(host.question())
-    host.deliver(answer)
-    Path(answer.wanted, host.files[0].path[1:]).write_text("x")
-    assert host.ask(host.question()).wanted == answer.wanted
-    host.bring(host.question())
 
 
 # -- checkpoints, and the end ----------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import time
 import traceback
 from pathlib import Path
@@ -13,14 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain.transfer.host_side.host_cache import HostCache
-from distrain.wire.shipped_file import ShippedFile, digest_of, project_digest
+from distrain.wire.shipped_file import ShippedFile, project_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from distrain.transfer.host_side.run_mirror import RunMirror
-
-HOUR = 3600.0
+DAY = 24 * 3600.0
 KB = 1 << 10
 
 
@@ -43,9 +40,7 @@ class Project:
         path.chmod(mode)
         if mtime_ns is not None:
             os.utime(path, ns=(mtime_ns, mtime_ns))
-        status = path.stat()
-        digest = digest_of(path, status.st_size)
-        return ShippedFile(str(path), status.st_size, status.st_mtime_ns, stat.S_IMODE(mode), digest)
+        return ShippedFile.found(str(path), path.stat())
 
 
 @pytest.fixture
@@ -60,14 +55,7 @@ def deliver(cache: HostCache, *files: ShippedFile) -> Path:
         target = folder / file.path[1:]
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(file.path, target)
-    folder.mkdir(exist_ok=True)
     return folder
-
-
-def place(run: RunMirror, cache: HostCache, *files: ShippedFile) -> None:
-    folder = deliver(cache, *files)
-    assert cache.has_project(folder.name, files)
-    run.place(folder)
 
 
 def below(folder: Path) -> dict[str, str]:

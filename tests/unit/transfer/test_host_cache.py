@@ -8,18 +8,16 @@ import os
 import shutil
 import stat
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from distrain.transfer.host_side import host_cache
 from distrain.transfer.host_side.host_cache import HostCache
-from distrain.wire.shipped_file import project_digest
-from tests.unit.transfer.conftest import below, deliver, place
+from tests.unit.transfer.conftest import deliver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
     from tests.unit.transfer.conftest import Project
 
@@ -84,33 +82,6 @@ def test_a_place_that_cannot_be_used_is_named_with_the_cure(
     assert "name another directory with env.DISTRAIN_CACHE=/path in the hostfile" in str(caught.value)
 
 
-# -- what is there already --------------------------------------------------------------------------------------------
-
-
-def test_a_project_is_found_by_paths_modes_and_contents(project: Project) -> None:
-    file = project.write("a.py", "a")
-    digest = project_digest([file], [])
-    assert digest == project_digest([file._replace(mtime_ns=1)], [])
-    for other in ({"path": "/b.py"}, {"mode": 0o755}, {"digest": "0"}):
-        assert digest != project_digest([file._replace(**other)], [])
-    assert digest != project_digest([file], ["/empty"])
-
-
-@pytest.mark.parametrize("damage", [lambda path: path.write_text("evil"), Path.unlink])
-def test_a_project_that_is_damaged_is_deleted(
-    cache: HostCache, project: Project, damage: Callable[[Path], object]
-) -> None:
-    files = [project.write("a.py", "good"), project.write("b.py", "b")]
-    digest = project_digest(files, [])
-    assert not cache.has_project(digest, files)
-    folder = deliver(cache, *files)
-    damage(folder / files[0].path[1:])
-    assert not cache.has_project(digest, files)
-    assert not folder.exists()
-    deliver(cache, *files)
-    assert cache.has_project(digest, files)
-
-
 # -- several runs -----------------------------------------------------------------------------------------------------
 
 
@@ -146,9 +117,9 @@ def test_without_locks_runs_work_and_nothing_is_deleted(
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", no_locks)
     run = cache.claim_run("r")
-    place(run, cache, project.write("a.py", "a"))
+    folder = deliver(cache, file := project.write("a.py", "a"))
     with pytest.raises(OSError, match="No locks"):
-        cache.trim(0)
-    assert len(below(run.project)) == 1
+        cache.trim()
+    assert cache.use_project(folder.name, [file]) == (folder, True)
     run.end()
     assert not run.path.exists()

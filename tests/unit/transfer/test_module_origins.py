@@ -8,7 +8,7 @@ import sysconfig
 
 import pytest
 
-from distrain.transfer.project.module_origins import Origin, belongs_to_interpreter, is_library
+from distrain.transfer.project.module_origins import belongs_to_interpreter, is_library
 
 STANDARD = sysconfig.get_path("stdlib")
 LIBRARIES = (
@@ -44,17 +44,3 @@ def test_what_belongs_to_the_interpreter_and_is_no_library(path: str) -> None:
 def test_what_is_the_users(path: str) -> None:
     assert not is_library(path)
     assert not belongs_to_interpreter(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "path", "folder"),
-    [
-        ("package", "/lib/package", "/lib"),
-        ("single", "/lib/single.cpython-311-x86_64-linux-gnu.so", "/lib"),
-        ("space.part", "/lib/space/part", "/lib"),
-        ("space.part", "/elsewhere/part.py", "/elsewhere"),
-        ("renamed", "/lib/package", "/lib"),
-    ],
-)
-def test_the_directory_to_import_from(name: str, path: str, folder: str) -> None:
-    assert Origin(name, path).folder == folder
