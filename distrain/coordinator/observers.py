@@ -1,4 +1,4 @@
-"""The port above the engine: it tells each fact to the state of the run, and to all observers. Runs in: coordinator.
+"""The port above the engine: it tells each fact to all observers. Runs in: coordinator.
 
 The engine imports no observer. :data:`OBSERVERS` names the modules that have some.
 """
@@ -64,17 +64,15 @@ class LoopObserver(Protocol):
 
 
 class Observers:
-    """The observers of one run, and its state, which hears each fact first."""
+    """The observers of one run."""
 
-    def __init__(self, status: RunStatus, observers: Iterable[LoopObserver] = ()) -> None:
-        self.status = status
+    def __init__(self, observers: Iterable[LoopObserver] = ()) -> None:
         self._observers = list(observers)
         self._timed: list[Any] = [one for one in self._observers if hasattr(one, "deadline")]
         self._hearers: dict[type[Fact], list[Callable[[Fact], None]]] = {}
 
     def tell(self, fact: Fact) -> None:
         """Tell a fact to all who want to hear it."""
-        self.status.hear(fact)
         for hear in self._hearers_of(type(fact)):
             hear(fact)
 
@@ -91,8 +89,9 @@ class Observers:
         """Return when to call :meth:`tick` (time.monotonic), or None."""
         return min((moment for one in self._timed if (moment := one.deadline()) is not None), default=None)
 
-    def tick(self, now: float) -> None:
+    def tick(self) -> None:
         """Have observers do what is due by now."""
+        now = time.monotonic()
         for one in self._timed:
             one.tick(now)
 

@@ -359,8 +359,8 @@ KNOWN = [
     Known(
         "no hang is shown once a host is lost whose ranks had finished",
         "coordinator/engine.py",
-        "hosts=lambda: self.machine.living_hosts if",
-        "hosts=lambda: list(self.machine.plan.hosts) if",
+        "return self.machine.living_hosts if",
+        "return list(self.machine.plan.hosts) if",
     ),
     Known(
         "a hang whose rank then finishes never ends",

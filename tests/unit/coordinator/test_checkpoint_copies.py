@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
+from distrain.decisions.checkpoints.actions import BringTo
+from distrain.decisions.events import HostLost
 from distrain.storage.checkpoint import locked_for_deletion
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ class Lab:
 
     def fetch(self, checkpoint: Path, *hosts: str) -> None:
         for host in hosts:
-            self.copies.fetch(host, str(checkpoint), lambda *answer, host=host: self.answers.append((host, *answer)))
+            then: Any = lambda *answer, host=host: self.answers.append((host, *answer))  # noqa: E731
+            self.copies.fetch(BringTo(host, str(checkpoint), then))
 
     def look_up(self) -> None:
         while self.look_ups:
@@ -130,7 +133,7 @@ def test_a_checkpoint_that_has_vanished_is_answered_to_all_that_wait(lab: Lab, c
 
 def test_a_host_that_is_lost_while_the_files_are_looked_up_gets_nothing(lab: Lab, checkpoint: Path) -> None:
     lab.fetch(checkpoint, "a")
-    lab.copies.lost("a")
+    lab.copies.lost(HostLost("a", "it is gone"))
     lab.look_up()
     assert not lab.deliveries
     assert not is_locked(checkpoint)
