@@ -70,7 +70,7 @@ class ReportHandler:
 
     def _begin(self, attempt: int, world_size: int) -> None:
         self._attempt = attempt
-        self._barriers = BarrierTracker(attempt, world_size)
+        self._barriers = BarrierTracker(world_size)
         self._rows = RowAssembly(world_size) if self.joins_reports else None
         self.report_counts: dict[int, int] = {}
         """By rank: the number of reports in this attempt."""
@@ -168,7 +168,7 @@ class ReportHandler:
         """Let ranks meet in a barrier."""
         self._answer(self._barriers.entered(message, self.clock.now()))
 
-    def _answer(self, answers: Sequence[wire.CollectiveDone]) -> None:
+    def _answer(self, answers: Sequence[wire.Answer]) -> None:
         for answer in answers:
             self.send(answer)
 

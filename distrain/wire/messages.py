@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 28
+WIRE_VERSION = 29
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -1029,71 +1029,63 @@ class CommitDone(ToWorker):
     has_files: bool
 
 
-@message
-class FetchCheckpoint(FromWorker):
-    """The worker waits for the files of a checkpoint that its host does not see.
-
-    Worker -> coordinator; answered by :class:`CheckpointFetched`.
-    """
-
-    path: str
+# -- what a worker waits for -----------------------------------------------------------------------------------------
 
 
 @message
-class CheckpointFetched(ToWorker):
-    """The files of the checkpoint ``path`` are in ``folder`` on the worker's host. Or (``failed``) why not.
+class Question(FromWorker):
+    """Base of what a worker asks, and waits for. question: its number among those of the rank, counted from 1."""
+
+    question: int
+
+
+@message
+class Answer(ToWorker):
+    """The answer to a :class:`Question` with this number. body: what was asked for. Or (``failed``) why not.
 
     Coordinator -> worker.
     """
 
-    path: str
-    folder: str = ""
+    question: int
+    body: bytes = b""
     failed: str | None = None
 
 
-# -- get_all_reported_checkpoints() ----------------------------------------------------------------------------------
+@message
+class FetchCheckpoint(Question):
+    """The worker waits for the files of a checkpoint that its host does not see.
+
+    Worker -> coordinator; answered by their directory on the worker's host.
+    """
+
+    path: str
 
 
 @message
-class AskCheckpointList(FromWorker):
+class AskCheckpointList(Question):
     """Ask which checkpoints there are, once all that this rank has reported are committed or dropped.
 
     validated: and once no checkpoint waits for its validation. at_once: without waiting for anything. synced: wait only
     for ranks that report checkpoints, not for what ASYNC stores, and at most for ``missing_rank_s``.
 
-    Worker -> coordinator; answered by :class:`CheckpointList` with the same ``index``.
+    Worker -> coordinator; answered by a JSON list of the path, metrics and status of each, in the order of commit.
+    NaN and infinities are written as Python's json does.
     """
 
-    index: int
     validated: bool = False
     at_once: bool = False
     synced: bool = False
 
 
 @message
-class CheckpointList(ToWorker):
-    """The checkpoints of the run: a JSON list of the path, metrics and status of each, in the order of commit.
-
-    NaN and infinities are written as Python's json does.
-
-    Coordinator -> worker.
-    """
-
-    index: int
-    body: bytes
-
-
-# -- collectives -----------------------------------------------------------------------------------------------------
-
-
-@message
-class CollectiveEntered(FromWorker):
+class CollectiveEntered(Question):
     """The worker waits in its ``index``-th collective, counted from 1.
 
     body: rank 0's data, empty from the other ranks. gathers: instead, every rank has data, without line breaks.
     timeout_s: seconds until it gives up; None: never.
 
-    Worker -> coordinator; answered by :class:`CollectiveDone` with the same ``index``.
+    Worker -> coordinator; answered, once every rank is in it, by rank 0's data; or, if it gathers, by a line for each
+    rank.
     """
 
     index: int
@@ -1101,20 +1093,6 @@ class CollectiveEntered(FromWorker):
     body: bytes
     gathers: bool = False
     timeout_s: float | None = None
-
-
-@message
-class CollectiveDone(ToWorker):
-    """Every rank is in the ``index``-th collective, or (``refused``) why that is impossible.
-
-    body: rank 0's data; or, if it was a collective that gathers, a line for each rank.
-
-    Coordinator -> worker.
-    """
-
-    index: int
-    body: bytes
-    refused: str | None = None
 
 
 # -- should_stop() ---------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class Worker:
 
     def lists_checkpoints(self, index: int = 1) -> None:
         """Answer the n-th question for the checkpoints, which are known by then."""
-        self.coordinator.send(wire.CheckpointList(attempt=2, rank=1, index=index, body=b"[]"))
+        self.coordinator.send(wire.Answer(attempt=2, rank=1, question=index, body=b"[]"))
 
     def said(self) -> list[Any]:
         return [frame.message() for frame in self.coordinator.receive()]
