@@ -206,7 +206,7 @@ class Close(Message):
     rests_s: instead, the agent rests if it can: it keeps its forkserver for a later run of the same process, for so
     many seconds at most. If it cannot, it exits all the same.
 
-    Coordinator -> agent; answered by :class:`HostIdle` with the attempt -1 if the agent rests.
+    Coordinator -> agent; answered by the same message if the agent rests.
     """
 
     rests_s: float = 0.0

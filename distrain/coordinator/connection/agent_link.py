@@ -213,9 +213,8 @@ class AgentLink:
         self.send(wire.Close(rests_s=idle_s))
         while not self._channel.at_end and time.monotonic() < deadline:
             self._channel.flush()
-            for frame in self._channel.wait(0.1):
-                if frame.kind == wire.HostIdle.__name__ and frame.header["attempt"] < 0:
-                    return True
+            if any(frame.kind == wire.Close.__name__ for frame in self._channel.wait(0.1)):
+                return True
         self.dropped = self._channel.at_end
         return False
 
