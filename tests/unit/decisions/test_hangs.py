@@ -28,7 +28,7 @@ class Run:
             config or FailureConfig(), hosts=lambda: ["alpha"], at_work=lambda: range(ranks),
             since_1970=lambda moment: moment, folder=lambda: "evidence", now=self.now,
         )  # fmt: skip
-        self.monitor.begin(0, ranks)
+        self.monitor._begin(0, ranks)
         self.monitor.standstills.ranks.update(range(ranks))
 
     def do(self, what: Any, *facts: Any) -> None:
