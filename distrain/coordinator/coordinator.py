@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.api.observer import Stopping
 from distrain.coordinator.connection.agent_link import FILES_PER_HOST
+from distrain.coordinator.ranks.stop_signals import note_stop, stop_signals
 from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, Requests
-from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.coordinator.validations import WAITING
 from distrain.decisions import events
 from distrain.decisions.checkpoints.actions import RunBegins, RunEnds, StoreLast

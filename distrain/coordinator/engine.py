@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from distrain.coordinator.host_files import Shipping
     from distrain.coordinator.observers import Observers
     from distrain.coordinator.ranks.port import Ranks
-    from distrain.coordinator.run.manifest import RunManifest
+    from distrain.coordinator.store.manifest import RunManifest
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.blame import RunSummary
     from distrain.decisions.events import RunRequest

@@ -13,7 +13,7 @@ from distrain.coordinator.connection.agent_link import FILES_PER_HOST
 from distrain.coordinator.connection.connections import Connections
 from distrain.coordinator.host_files import HostFiles
 from distrain.coordinator.launch_checks import LaunchChecks
-from distrain.coordinator.stop_signals import note_stop, stop_signals
+from distrain.coordinator.ranks.stop_signals import note_stop, stop_signals
 from distrain.decisions.events import HostLost, WorkersStart
 from distrain.decisions.host_checks import Finding, clock_findings, disk_findings, gpu_findings
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of

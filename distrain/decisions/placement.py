@@ -1,4 +1,4 @@
-"""The placement of ranks on hosts and GPUs, and what each worker gets to know about it. Runs in: coordinator.
+"""The placement of ranks on hosts and GPUs, and what hosts and workers are told about it. Runs in: coordinator.
 
 Pure: no I/O, no clock.
 """
@@ -9,10 +9,12 @@ import ipaddress
 import math
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.decisions.health import pace
+from distrain.decisions import pace
+from distrain.decisions.events import SendMessage
 from distrain.errors import LaunchError, ResourcesError
 from distrain.hosts.host import collective_variables
 from distrain.hosts.world import RankPlan, WorldPlan
@@ -321,3 +323,86 @@ def rendezvous_network(plan: WorldPlan, node_rank: int = 0) -> dict[str, str]:
         return {"GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE}
     interface = plan.interfaces[node_rank]
     return collective_variables(interface) if interface else {}
+
+
+# -- what hosts are told ----------------------------------------------------------------------------------------------
+
+
+class Launch:
+    """The launch of one attempt after the other. Read ``awaited``."""
+
+    def __init__(self, request: RunRequest) -> None:
+        self._request = request
+        self._prepared: dict[str, int] = {}
+        """The hosts that know the job, and for how many workers they are prepared."""
+        self._answers: dict[str, wire.RendezvousPorts] = {}
+        self.awaited: dict[str, int] = {}
+        """How many ports each host has to reserve that has not answered yet."""
+
+    def forget(self, host: str) -> None:
+        """Note that a host no longer knows the job."""
+        self._prepared.pop(host, None)
+
+    def prepare(self, plan: WorldPlan) -> list[SendMessage]:
+        """Send the job to hosts that do not have it, or are prepared for another number of workers."""
+        workers = {host: len(plan.on(host)) for host in plan.hosts}
+        new = [host for host in plan.hosts if self._prepared.get(host) != workers[host]]
+        self._prepared |= workers
+        orders: list[SendMessage] = []
+        latest: wire.Prepare | None = None
+        for host in new:
+            message = prepare_message(self._request, host, workers[host])
+            latest = latest if message == latest else message  # equal ones are encoded once
+            orders.append(SendMessage(host, latest))
+        return orders
+
+    def reserve(self, plan: WorldPlan, attempt: int) -> list[SendMessage]:
+        """Reserve ports: on rank 0's host one for the rendezvous, then one for each endpoint, if any.
+
+        Each attempt has new ones, so that no rank can connect to a process of an earlier attempt.
+        """
+        endpoints = self._request.backend.has_endpoints
+        needed = {host: len(plan.on(host)) * endpoints + (host == plan.hosts[0]) for host in plan.hosts}
+        self._answers, self.awaited = {}, {host: ports for host, ports in needed.items() if ports}
+        return [
+            SendMessage(host, wire.ReservePorts(attempt=attempt, ports=ports, peer=plan.peer_of(host)))
+            for host, ports in self.awaited.items()
+        ]
+
+    def reserved(self, host: str, answer: wire.RendezvousPorts) -> None:
+        """Note the ports of a host."""
+        self._answers[host] = answer
+        self.awaited.pop(host, None)
+
+    def start(
+        self, plan: WorldPlan, attempt: int, checkpoint: str | None, skip_to: Mapping[str, Any]
+    ) -> list[SendMessage]:
+        """Start the ranks of all hosts. Raise LaunchError if hosts cannot reach each other."""
+        rendezvous = self._rendezvous(plan)
+        address = "" if plan.shares_network else rendezvous.address
+        starts = []
+        spec = partial(
+            worker_spec,
+            self._request,
+            plan,
+            attempt=attempt,
+            checkpoint=checkpoint,
+            skip_to=skip_to,
+            rendezvous=rendezvous,
+        )
+        for host in plan.hosts:
+            ranks = [fields_of(spec(rank)) for rank in plan.on(host)]
+            starts.append(SendMessage(host, wire.Start(attempt=attempt, ranks=ranks, rendezvous=address)))
+        return starts
+
+    def _rendezvous(self, plan: WorldPlan) -> Rendezvous:
+        """Return where the ranks connect to each other. Raise LaunchError if hosts cannot reach each other."""
+        answers, first = self._answers, self._answers[plan.hosts[0]]
+        given = self._request.hosts[plan.hosts[0]].environment.get("MASTER_ADDR")
+        address = rendezvous_address(plan, wanted=given, found=first.address)
+        endpoints: list[str] = []
+        if self._request.backend.has_endpoints:
+            ports = {host: answer.ports[answer is first :] for host, answer in answers.items()}
+            found = {host: answer.address for host, answer in answers.items()}
+            endpoints = endpoints_of(plan, found, ports, wanted=given)
+        return Rendezvous(address=address, port=first.ports[0], endpoints=endpoints)

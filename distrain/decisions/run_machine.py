@@ -41,8 +41,7 @@ from distrain.decisions.events import (
 )
 from distrain.decisions.hearing import on, table_of
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
-from distrain.decisions.launching import Launch
-from distrain.decisions.placement import make_plan
+from distrain.decisions.placement import Launch, make_plan
 from distrain.decisions.ranks import Rank, Ranks
 from distrain.decisions.retries import RetryPolicy, start_without_checkpoint
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState

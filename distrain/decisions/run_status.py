@@ -20,7 +20,7 @@ from distrain.api.observer import (
     RankTrains,
     Reported,
 )
-from distrain.decisions.health.pace import Pace
+from distrain.decisions.pace import Pace
 from distrain.storage.retention import flatten
 
 if TYPE_CHECKING:

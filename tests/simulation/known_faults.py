@@ -66,7 +66,7 @@ KNOWN = [
     ),
     Known(
         "attempts of a continued run begin at 0 again",
-        "coordinator/run/manifest.py",
+        "coordinator/store/manifest.py",
         '        self.first_attempt: int = self._attempts[-1]["attempt"] + 1 if self._attempts else 0\n',
         "        self.first_attempt: int = 0\n",
     ),
@@ -389,7 +389,7 @@ KNOWN = [
     ),
     Known(
         "run.json does not have the checkpoint from which an attempt starts",
-        "coordinator/run/manifest.py",
+        "coordinator/store/manifest.py",
         "        if latest is not None:\n            now[",
         "        if False:\n            now[",
     ),

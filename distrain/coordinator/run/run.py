@@ -20,8 +20,8 @@ from distrain.coordinator.ranks.adopted import request_for_adopted
 from distrain.coordinator.ranks.in_process import InProcessRank
 from distrain.coordinator.run.errors import RunErrors, exit_code_of
 from distrain.coordinator.run.facts import RunFacts, plain
-from distrain.coordinator.run.manifest import RunManifest
 from distrain.coordinator.store.event_log import EventLog
+from distrain.coordinator.store.manifest import RunManifest
 from distrain.decisions.blame import RunSummary
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.decisions.retries import start_without_checkpoint
@@ -85,7 +85,7 @@ class Run:
         }
         given = getattr(self.work, "config", {})
         self._facts = RunFacts(script_of(self.work), given, getattr(self.work, "argv", ()))
-        self._manifest = RunManifest(self.store, run_id=self.request.run_id, configs=configs, facts=self._facts)
+        self._manifest = RunManifest(self.store, run_id=self.request.run_id, configs=configs, known=self._facts.known)
         self._continued = bool(self._manifest.before)
         if self.config.log_dir is not None:
             self.store.paths = replace(self.store.paths, log_dir=absolute(self.config.log_dir))

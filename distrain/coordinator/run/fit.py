@@ -28,8 +28,8 @@ from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.ranks.ignored_settings import describe_ignored_settings
 from distrain.coordinator.ranks.joined import RankGroup, join
 from distrain.coordinator.ranks.outer_launcher import OuterLauncher, check_launcher
+from distrain.coordinator.ranks.stop_signals import during_fit, refuse_after_stop
 from distrain.coordinator.run.run import Run, Where, absolute, workers_by_host
-from distrain.coordinator.stop_signals import during_fit, refuse_after_stop
 from distrain.coordinator.store.remote_store import open_run
 from distrain.decisions.events import RunRequest, Validator
 from distrain.errors import LaunchError, ResourcesError, StorageError
