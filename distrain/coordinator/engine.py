@@ -61,11 +61,6 @@ def _ignore(folder: str, failed: str | None) -> None:
     """Do nothing once a checkpoint is on a host: its ranks ask for it."""
 
 
-def _nowhere() -> str | None:
-    """Return where a run starts that has no checkpoint."""
-    return None
-
-
 @dataclass(eq=False)
 class Engine:
     """The parts of one run.
@@ -82,7 +77,7 @@ class Engine:
     status: RunStatus
     manifest: RunManifest
     shipping: Shipping
-    start_without_own: Callable[[], str | None] = _nowhere
+    start_without_own: Callable[[], str | None]
 
     def __post_init__(self) -> None:
         request, store = self.request, self.store

@@ -10,9 +10,9 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from functools import partial
 from importlib import import_module
+from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distrain.api.observer import (
@@ -148,24 +148,18 @@ class _Mailbox:
     """
 
     def __init__(self, name: str, do: Callable[[Any], None], idle: Callable[[], None] | None = None) -> None:
-        self._name = name
-        self._do = do
-        self._idle = idle or (lambda: None)
-        self._idle_s = _IDLE_S if idle else threading.TIMEOUT_MAX
-        self._tasks: deque[Any] = deque()
-        self._is_working = self._is_closed = False
-        self._changed = threading.Condition()
+        self._name, self._do, self._idle = name, do, idle
+        self._tasks: Queue[Any] = Queue()
+        self._is_closed = False
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return self._tasks.qsize()
 
     def add(self, task: Any) -> None:
-        with self._changed:
-            if self._is_closed:
-                return
-            self._tasks.append(task)
-            self._changed.notify_all()
+        if self._is_closed:
+            return
+        self._tasks.put(task)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"distrain-{self._name}", daemon=True)
             try:
@@ -176,34 +170,26 @@ class _Mailbox:
 
     def wait(self, deadline: float) -> bool:
         """Wait until everything is done. Return False after the deadline (time.monotonic)."""
-        with self._changed:
-            left_s = min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
-            return self._changed.wait_for(lambda: not (self._tasks or self._is_working), left_s)
+        done, left_s = self._tasks.all_tasks_done, min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
+        with done:
+            return self._is_closed or done.wait_for(lambda: not self._tasks.unfinished_tasks, left_s)
 
     def close(self) -> None:
         """End the thread after its current task."""
-        with self._changed:
-            self._is_closed = True
-            self._tasks.clear()
-            self._changed.notify_all()
+        self._is_closed = True
+        self._tasks.put(None)  # wakes it
 
     def _run(self) -> None:
-        idle_at = time.monotonic() + self._idle_s
-        while True:
-            with self._changed:
-                self._is_working = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._tasks or self._is_closed, idle_at - time.monotonic())
-                if self._is_closed:
-                    return
-                is_idle = time.monotonic() >= idle_at
-                self._is_working = not is_idle and bool(self._tasks)
-                task = self._tasks.popleft() if self._is_working else None
-            if task is not None:
-                self._do(task)
-            elif is_idle:
+        idle_at = time.monotonic() + _IDLE_S
+        while not self._is_closed:
+            if self._idle and time.monotonic() >= idle_at:
                 self._idle()
-                idle_at = time.monotonic() + self._idle_s
+                idle_at = time.monotonic() + _IDLE_S
+            with contextlib.suppress(Empty):
+                task = self._tasks.get(timeout=max(idle_at - time.monotonic(), 0.0) if self._idle else None)
+                if not self._is_closed:
+                    self._do(task)
+                self._tasks.task_done()
 
 
 class Threaded:

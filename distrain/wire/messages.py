@@ -216,7 +216,7 @@ class Close(Message):
 
 
 @message
-class ReservePorts(Message):
+class ReservePorts(OfAttempt):
     """Keep this many TCP ports for the attempt.
 
     peer: the address of another host, if this host has to find out its own address; else empty.
@@ -224,7 +224,6 @@ class ReservePorts(Message):
     Coordinator -> agent; answered by :class:`RendezvousPorts`.
     """
 
-    attempt: int
     ports: int
     peer: str = ""
 
@@ -243,7 +242,7 @@ class RendezvousPorts(OfAttempt):
 
 
 @message
-class Start(Message):
+class Start(OfAttempt):
     """Start these ranks.
 
     ranks: the fields of a :class:`WorkerSpec` for each. rendezvous: the address whose network interface the ranks have
@@ -252,7 +251,6 @@ class Start(Message):
     Coordinator -> agent; answered by :class:`HostIdle` when all have ended.
     """
 
-    attempt: int
     ranks: list[dict[str, Any]]
     rendezvous: str = ""
 
@@ -304,7 +302,7 @@ class Exited(OfAttempt):
 
 
 @message
-class Stop(Message):
+class Stop(OfAttempt):
     """End the attempt: a signal, a grace, stacks, SIGTERM, a last grace, SIGKILL.
 
     problem, reason: why the run cannot continue, and the signal by which the user asked it to stop; empty if neither.
@@ -317,7 +315,6 @@ class Stop(Message):
     Coordinator -> agent; answered by :class:`HostIdle`.
     """
 
-    attempt: int
     grace_s: float
     signal: str = ""
     last_grace_s: float = 0.0
@@ -336,7 +333,7 @@ class HostIdle(OfAttempt):
 
 
 @message
-class TakeStacks(Message):
+class TakeStacks(OfAttempt):
     """Find out where the workers of the attempt are in their code.
 
     watches: also find out which of them make no progress for a second.
@@ -344,7 +341,6 @@ class TakeStacks(Message):
     Coordinator -> agent; answered by :class:`Dump` for each rank, then by :class:`StacksDone`.
     """
 
-    attempt: int
     watches: bool = False
 
 
@@ -442,7 +438,7 @@ class OpenStorage(Message):
 
 
 @message
-class Upload(Message):
+class Upload(OfAttempt):
     """Store ``files`` of ``source`` in ``directory``, and hash the ``others``, while the rank keeps training.
 
     source: empty if the ranks have written the files into ``directory`` themselves; then all its files are hashed.
@@ -453,7 +449,6 @@ class Upload(Message):
     Coordinator -> uploader; answered by :class:`FilesCopied`.
     """
 
-    attempt: int
     rank: int
     ordinal: int
     source: str

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from distrain.coordinator.connection.transport import Transport
     from distrain.coordinator.host_files import Shipping
     from distrain.coordinator.ranks.joined import RankGroup
-    from distrain.coordinator.ranks.outer_launcher import OuterLauncher
     from distrain.coordinator.ranks.port import Ranks
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
@@ -54,14 +53,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """The place where a run trains: on which hosts, with which files; by which launcher, if not distrain.
+    """The place where a run trains: on which hosts, with which files.
 
     starts_workers: False if train_func runs in this process.
     """
 
     transports: Sequence[Transport]
     shipping: Shipping
-    launcher: OuterLauncher | None
     starts_workers: bool
 
 
