@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imp
     from distrain.api.result import Result as Result
     from distrain.api.runs import RunInfo as RunInfo
     from distrain.api.runs import runs as runs
-    from distrain.coordinator.trainer import DataParallelTrainer as DataParallelTrainer
+    from distrain.coordinator.run.trainer import DataParallelTrainer as DataParallelTrainer
     from distrain.drilling.drill import drill as drill
     from distrain.errors import CheckpointError as CheckpointError
     from distrain.errors import CollectiveError as CollectiveError

@@ -12,7 +12,7 @@ from distrain import lightgbm
 from distrain.api.backend import BackendConfig
 from distrain.api.ray_names import checks_arguments
 from distrain.api.trainer_options import showing_options
-from distrain.coordinator.trainer import DataParallelTrainer
+from distrain.coordinator.run.trainer import DataParallelTrainer
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from distrain.coordinator import stop_signals
 from distrain.coordinator.connection import resting_agents
+from distrain.coordinator.ranks import stop_signals
 from distrain.hosts.gpus import find_gpus
 from distrain.system import process
 from distrain.system.background import Background

@@ -261,8 +261,8 @@ class Agent:
                 self._order(message)
             case wire.Upload() if message.attempt == self._attempt or message.ordinal < 0:
                 self._order(message)
-            case wire.Close(rests_s=rests_s) if rests_s and self._can_rest():
-                self._rest(rests_s)
+            case wire.Close() if message.rests_s and self._can_rest():
+                self._rest(message)
             case wire.Close():
                 self._is_closed = True
                 self._loop.stop()
@@ -400,7 +400,7 @@ class Agent:
         """Return whether the agent has a forkserver to keep, and no processes that may be left."""
         return not self._started and self._forkserver is not None and self._forkserver.ready
 
-    def _rest(self, seconds: float) -> None:
+    def _rest(self, order: wire.Close) -> None:
         """Keep nothing of the run but the forkserver."""
         self._forget_workers()
         if self._uploader is not None:
@@ -415,8 +415,8 @@ class Agent:
         _overwrite(self._job_fd, b"")
         self._attempt, self._stopping = -1, None
         self._rests, self._threads = True, 0
-        self._loop.call_in("rest", seconds, self._loop.stop)
-        self._up.queue(wire.HostIdle(attempt=-1))
+        self._loop.call_in("rest", order.rests_s, self._loop.stop)
+        self._up.queue(order)
 
     # -- an attempt -----------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ NAMES: dict[str, dict[str, str]] = {
     "ray.train.huggingface.transformers": {"distrain.huggingface.transformers": "*"},
     "ray.train.lightgbm": {
         "distrain.api.backend:BackendConfig": "LightGBMConfig",
-        "distrain.coordinator.trainer:DataParallelTrainer": "LightGBMTrainer",
+        "distrain.coordinator.run.trainer:DataParallelTrainer": "LightGBMTrainer",
         "distrain.lightgbm": "*",
     },
     "ray.train.lightning": {"distrain.lightning": "*"},

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from distrain.cli.run import config_file
 from distrain.cli.run.command import run_command
-from distrain.coordinator import fit
+from distrain.coordinator.run import fit
 from distrain.drilling.isolation import confine, enter, inside_file
 from distrain.drilling.probe import Probe
 from distrain.storage import names

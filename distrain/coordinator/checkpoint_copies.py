@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.coordinator.host_files import full_cache_hint
+from distrain.decisions.checkpoints.actions import BringTo
 from distrain.decisions.events import HostLost
-from distrain.decisions.hearing import hears
+from distrain.decisions.hearing import does
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,8 +45,10 @@ class CheckpointCopies:
         """True while a checkpoint is on its way to a host."""
         return any(not copy.is_ready for copies in self._copies.values() for copy in copies)
 
-    def fetch(self, host: str, path: str, then: Then) -> None:
-        """Copy a checkpoint to a host. Call ``then`` with its directory there, and with why it cannot be copied."""
+    @does(BringTo)
+    def fetch(self, asked: BringTo) -> None:
+        """Copy a checkpoint to a host."""
+        host, path, then = asked.host, asked.path, asked.then
         copies = self._copies.setdefault(host, [])
         copy = next((copy for copy in copies if copy.path == path), None)
         if copy is None:
@@ -80,11 +83,7 @@ class CheckpointCopies:
                 self._copies[host].remove(copy)
                 self._hosts.drop_checkpoint(host, copy.folder)
 
-    @hears(HostLost)
-    def on_lost(self, _: str, lost: HostLost) -> None:
-        """Forget a host that was lost."""
-        self.lost(lost.host)
-
-    def lost(self, host: str) -> None:
+    @does(HostLost)
+    def lost(self, lost: HostLost) -> None:
         """Forget a host that was lost. Its mover no longer answers."""
-        self._copies.pop(host, None)
+        self._copies.pop(lost.host, None)

@@ -1,81 +1,35 @@
 """Between the decisions about checkpoints and those who carry them out. Runs in: coordinator.
 
-:class:`~distrain.decisions.checkpoints.life.Checkpoints` decides. Here, its actions become messages to hosts, orders to
-the storage, and facts for observers; what comes of them becomes events.
+:class:`~distrain.decisions.checkpoints.life.Checkpoints` decides. Its actions go to the parts that carry them out, and
+what comes of these becomes events here.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.api.observer import Committed
-from distrain.decisions.checkpoints.actions import (
-    Adopt,
-    Answered,
-    BringTo,
-    Delete,
-    FindOther,
-    MakeDirectory,
-    NewStart,
-    Publish,
-    Record,
-    RolledBack,
-    Settled,
-    StorageFails,
-    Store,
-    UpdateManifest,
-    Validate,
-    Validated,
-    VerifyLatest,
-)
-from distrain.decisions.events import SendMessage, ShowLine
+from distrain.decisions.checkpoints.actions import Answered, Tick
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from distrain.api.observer import Fact
-    from distrain.coordinator.checkpoint_copies import CheckpointCopies
-    from distrain.coordinator.store.run_store import RunStore
-    from distrain.coordinator.validations import Validations
-    from distrain.decisions.checkpoints.actions import Action, Event
+    from distrain.decisions.checkpoints.actions import Event
     from distrain.decisions.checkpoints.life import Checkpoints
-    from distrain.decisions.events import RollBack
     from distrain.decisions.hearing import Handler
-    from distrain.storage.checkpoint import Checkpoint
-    from distrain.system.background import Background
     from distrain.system.loop import PausableClock
 
 
 @dataclass(eq=False)
 class CheckpointDesk:
-    """The desk of one run.
-
-    thread: reads checkpoints. flush: has the reports written that have arrived. send: sends a message to a host.
-    upload: has files that are on a host stored. show: shows a line. tell: tells observers a fact. find_other: called in
-    ``thread`` if all checkpoints of the run are damaged; returns where to start. on_start: gets the checkpoint at which
-    a restart would begin. on_settled: hears which checkpoint a report has got, or None. on_roll_back: gets what was
-    asked, and the name of a checkpoint that was given up. is_over: tells whether the run ends.
-    """
+    """The desk of one run. flush: has the reports written that have arrived. do: has an action carried out."""
 
     checkpoints: Checkpoints
-    store: RunStore
-    copies: CheckpointCopies
-    validations: Validations
-    thread: Background
     clock: PausableClock
     flush: Callable[[], None]
-    send: Callable[[str, wire.Message], None]
-    upload: Callable[[str, wire.Upload], None]
-    show: Callable[[ShowLine], None]
-    tell: Callable[[Fact], None]
-    find_other: Callable[[], str | None]
-    on_start: Callable[[str | None], None]
-    on_settled: Callable[[int, Checkpoint | None], None]
-    on_roll_back: Callable[[RollBack, str], None]
-    is_over: Callable[[], bool]
+    do: Callable[[str, object], None]
 
     def handle(self, event: Event, host: str = "") -> None:
         """Do what follows from an event. ``host``: the one that a message is from."""
@@ -83,60 +37,26 @@ class CheckpointDesk:
         if actions:
             self.flush()  # what ranks are told may let report() return: it is written by then
         for action in actions:
-            self._do(action)
+            self.do("", self._with_answers(action))
 
     @property
     def handlers(self) -> dict[type, Handler]:
         """What hears each kind of message or event but reports, which come from :class:`ReportHandler`."""
         return dict.fromkeys(self.checkpoints.kinds - {wire.Reported}, lambda host, event: self.handle(event, host))
 
-    def _answers(self, then: Callable[..., None]) -> Callable[..., None]:
-        """Return what is called with the answer to an action."""
-        return lambda *values: self.handle(Answered(then, values))
+    def deadline(self) -> float | None:
+        """Return when :meth:`tick` is due (time.monotonic), or None."""
+        return self.clock.monotonic(self.checkpoints.deadline())
 
-    def _do(self, action: Action) -> None:
-        match action:
-            case SendMessage(host, message):
-                self.send(host, message)
-            case MakeDirectory(attempt, ordinal, name, then):
-                self.store.prepare(attempt, ordinal, name=name, then=self._answers(then))
-            case Store(host, order):
-                self.upload(host, order)
-            case Publish():
-                done, failed = self._answers(action.done), self._answers(action.failed)
-                self.store.publish(replace(action, done=done, failed=failed))
-            case UpdateManifest(saved, fields):
-                self.store.update_manifest(saved, fields)
-            case Delete(chosen, kept):
-                self.store.delete(chosen, self._answers(kept))
-            case Adopt(then):
-                self.store.adopt(self._answers(then))
-            case Record(event, fields):
-                self.store.append_event(event, **fields)
-            case StorageFails(why):
-                self.store.on_failure(why)
-            case VerifyLatest(then):
-                self.store.verify(self.thread, is_needed=lambda: not self.is_over(), then=self._unless_over(then))
-            case FindOther(then):
-                self.thread.do(self.find_other, self._answers(then))
-            case BringTo(host, path, then):
-                self.copies.fetch(host, path, self._answers(then))
-            case Validate(saved):
-                self.validations.add(saved)
-            case NewStart(path):
-                self.on_start(path)
-            case RolledBack(asked, suspect):
-                self.on_roll_back(asked, suspect)
-            case Settled(ordinal, checkpoint):
-                self.on_settled(ordinal, checkpoint)
-            case Committed():
-                self.tell(replace(action, now=time.monotonic()))
-            case ShowLine():
-                self.show(action)
+    def tick(self) -> None:
+        """Do whatever is due by now."""
+        self.handle(Tick())
 
-    def _unless_over(self, then: Callable[[int], None]) -> Callable[[int], None]:
-        return lambda damaged: None if self.is_over() else self.handle(Answered(then, (damaged,)))
+    def _with_answers(self, action: Any) -> Any:
+        """Let the answer to an action, which calls a function of it, come here as an event."""
+        asked = {name: getattr(action, name) for name in action.__dataclass_fields__}
+        answers = {name: partial(self._answer, then) for name, then in asked.items() if callable(then)}
+        return replace(action, **answers) if answers else action
 
-    def validated(self, *values: Any) -> None:
-        """Note how a validation has ended."""
-        self.handle(Validated(*values))
+    def _answer(self, then: Callable[..., None], *values: Any) -> None:
+        self.handle(Answered(then, values))

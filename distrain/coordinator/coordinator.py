@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.api.observer import Stopping
 from distrain.coordinator.connection.agent_link import FILES_PER_HOST
+from distrain.coordinator.ranks.stop_signals import note_stop, stop_signals
 from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, Requests
-from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.coordinator.validations import WAITING
 from distrain.decisions import events
-from distrain.decisions.checkpoints.actions import RunBegins, RunEnds, StoreLast, Tick
+from distrain.decisions.checkpoints.actions import RunBegins, RunEnds, StoreLast
 from distrain.decisions.hearing import hears
 from distrain.decisions.states import RunState
 from distrain.system.log import say, warn
@@ -52,12 +52,12 @@ class Coordinator:
         """The signal of the scheduler that stopped the run through a host, until it has reached this process, too."""
         actions: dict[str, Callable[[Callable[[str], None], str], None]] = {
             STACKS: partial(engine.watch, engine.hangs.answer),
-            STOP: lambda reply, _: self._on_stop_request(reply),
+            STOP: self._on_stop_request,
             DEBUG: engine.debuggers.connect,
             PROFILE: engine.take_profile,
         }
         self._requests = Requests(engine.loop, engine.store, actions)
-        engine.add_part(self)
+        engine.parts.add(self)
 
     def run(self) -> None:
         """Train. Return when the run has ended; no process of it survives on any host, even on an error.
@@ -90,7 +90,7 @@ class Coordinator:
             while not engine.machine.state.is_terminal:
                 self._step()
                 self._note_outstanding()
-                self._flush()
+                engine.flush()
         finally:
             self._close()
 
@@ -103,33 +103,22 @@ class Coordinator:
         """Set one timer for each part that has a deadline."""
         engine = self.engine
         self._note_waits()
-        for name, moment, callback in (
-            ("machine", None if engine.is_over else engine.machine.deadline(), lambda: engine.happened(events.Tick())),
-            ("reports", engine.reports.deadline(), engine.reports.tick),
-            ("checkpoints", engine.clock.monotonic(engine.checkpoints.deadline()), lambda: engine.desk.handle(Tick())),
-            ("observers", engine.observers.deadline(), lambda: engine.observers.tick(time.monotonic())),
-            ("validations", engine.validations.deadline(), engine.validations.tick),
-            ("hangs", engine.hangs.deadline(), lambda: engine.watch(engine.hangs.tick)),
-        ):
-            if moment is None:
+        for name, (deadline, tick) in engine.timers.items():
+            if (moment := deadline()) is None:
                 engine.loop.cancel(name)
             else:
-                engine.loop.call_at(name, moment, callback)
+                engine.loop.call_at(name, moment, tick)
 
     def _note_waits(self) -> None:
         """Note that ranks wait for files, or for a person. Other ranks wait for the latter, so their time stops."""
         engine, is_waiting = self.engine, self.engine.debuggers.is_waiting
-        engine.observers.status.is_debugged = engine.hangs.is_debugged = is_waiting
+        engine.status.is_debugged = engine.hangs.is_debugged = is_waiting
         engine.hangs.is_serving = engine.copies.is_busy or engine.checkpoints.is_storing_for_ranks
         if is_waiting:
             engine.clock.pause()
         elif engine.clock.is_paused:
             engine.clock.resume()
             engine.watch(engine.hangs.progress)
-
-    def _flush(self) -> None:
-        self.engine.reports.flush()
-        self.engine.outputs.flush()
 
     # -- what the machine waits for -------------------------------------------------------------------------------
 
@@ -191,7 +180,7 @@ class Coordinator:
         engine.observers.tell(Stopping(why))
         engine.happened(events.StopRequested(why))
 
-    def _on_stop_request(self, reply: Callable[[str], None]) -> None:
+    def _on_stop_request(self, reply: Callable[[str], None], _: str) -> None:
         """Stop the run as SIGTERM does, but only once: a second request kills no rank that is storing something."""
         if self.engine.machine.was_asked_to_stop or self.engine.is_over:
             reply("the run is stopping already")
@@ -210,8 +199,7 @@ class Coordinator:
             self._bring_files_back,
             self._close_hosts,
             engine.debuggers.close,
-            engine.outputs.flush,
-            engine.reports.flush,
+            engine.flush,
             self._requests.close,
             self._await_storage,
             self._await_validations,
@@ -259,7 +247,7 @@ class Coordinator:
         loop.call_at("least", least, lambda: None)
         while not (done() or (self._impatient and time.monotonic() >= least)):
             self._step()
-            self._flush()
+            self.engine.flush()
         loop.cancel("storage")
 
     def _await_validations(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.coordinator.requests import rank_in
-from distrain.decisions.events import AttemptStarts
+from distrain.decisions.events import AttemptStarts, HostLost
 from distrain.decisions.hearing import hears
 from distrain.decisions.states import RunState
 from distrain.errors import WireError
@@ -67,7 +67,7 @@ class Debuggers:
     def close(self, why: str = "the run has ended") -> None:
         """Disconnect all people, and say why."""
         for rank in list(self._debuggers):
-            self.rank_ended(rank, why)
+            self._end(rank, why)
 
     # -- ranks ----------------------------------------------------------------------------------------------------
 
@@ -79,7 +79,13 @@ class Debuggers:
     @hears(wire.Exited)
     def on_exited(self, _: str, message: wire.Exited) -> None:
         """Disconnect the person who debugs a rank that has ended."""
-        self.rank_ended(message.rank)
+        self._end(message.rank)
+
+    @hears(HostLost)
+    def on_lost(self, _: str, lost: HostLost) -> None:
+        """Disconnect the people who debug ranks of a host that was lost."""
+        for rank in [rank for rank in self._debuggers if self.status.ranks[rank].host == lost.host]:
+            self._end(rank)
 
     @hears(wire.DebuggerSays)
     def handle(self, _: str, message: wire.DebuggerSays) -> None:
@@ -105,8 +111,8 @@ class Debuggers:
             command = f"distrain debug {shlex.quote(str(self.store.location))} -r {rank}"
             say(f"rank {rank} {message.stopped}, and waits for you; open pdb in another terminal with: {command}")
 
-    def rank_ended(self, rank: int, why: str = "") -> None:
-        """Disconnect the person who debugs a rank that has ended."""
+    def _end(self, rank: int, why: str = "") -> None:
+        """Disconnect the person who debugs a rank, which has ended."""
         if rank in self._debuggers:
             self.handle("", wire.DebuggerSays(attempt=0, rank=rank, closed=why or f"rank {rank} has ended"))
 

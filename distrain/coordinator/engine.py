@@ -1,7 +1,8 @@
 """The parts of a run, and what connects them. Runs in: coordinator.
 
-Each part says itself which messages and events it hears (:func:`~distrain.decisions.hearing.hears`). Those that decide
-something about the run go to the run machine, whose actions are carried out here.
+Each part says itself which messages, events and actions it hears (:mod:`distrain.decisions.hearing`). Three of them
+decide something: the run machine about the run, :class:`Checkpoints` and :class:`Hangs` about these. Their actions go
+to whichever part carries them out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.api.observer import AttemptBegan, AttemptEnded, RankEnded
+from distrain.api.observer import AttemptBegan, AttemptEnded, Committed, HangBegan, HangEnded, RankEnded, ReportsJoined
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.coordinator.checkpoint_desk import CheckpointDesk
 from distrain.coordinator.debuggers import Debuggers
@@ -25,10 +26,11 @@ from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.coordinator.validations import Validations
 from distrain.decisions import events
 from distrain.decisions.blame import culprit_first
+from distrain.decisions.checkpoints import actions
 from distrain.decisions.checkpoints.life import Checkpoints
 from distrain.decisions.checkpoints.site import Site
-from distrain.decisions.health.hangs import Hangs, Keep, Reply
-from distrain.decisions.hearing import handlers_of, hears
+from distrain.decisions.health.hangs import Hangs, Reply
+from distrain.decisions.hearing import Parts, does, handlers_of, hears
 from distrain.decisions.run_machine import MESSAGES, RunStateMachine
 from distrain.decisions.states import RunState
 from distrain.system.background import Background
@@ -39,25 +41,32 @@ from distrain.system.stacks import native_reason
 from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Sequence
 
     from distrain.api.config import CheckpointConfig
+    from distrain.api.observer import Fact
     from distrain.coordinator.host_files import Shipping
     from distrain.coordinator.observers import Observers
     from distrain.coordinator.ranks.port import Ranks
-    from distrain.coordinator.run.manifest import RunManifest
+    from distrain.coordinator.store.manifest import RunManifest
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.blame import RunSummary
     from distrain.decisions.events import RunRequest
-    from distrain.decisions.hearing import Handler
     from distrain.decisions.host_checks import Finding
+    from distrain.decisions.run_status import RunStatus
+    from distrain.hosts.world import WorldPlan
+
+
+def _ignore(folder: str, failed: str | None) -> None:
+    """Do nothing once a checkpoint is on a host: its ranks ask for it."""
 
 
 @dataclass(eq=False)
 class Engine:
     """The parts of one run.
 
-    start_without_own: called in a thread if all own checkpoints are damaged; returns where to start then.
+    status: the live state of the run, which is kept up to date here. start_without_own: called in a thread if all own
+    checkpoints are damaged; returns where to start then.
     """
 
     request: RunRequest
@@ -65,12 +74,13 @@ class Engine:
     ranks: Ranks
     checkpoint_config: CheckpointConfig
     observers: Observers
+    status: RunStatus
     manifest: RunManifest
     shipping: Shipping
-    start_without_own: Callable[[], str | None] = lambda: None
+    start_without_own: Callable[[], str | None]
 
     def __post_init__(self) -> None:
-        request, store, observers = self.request, self.store, self.observers
+        request, store = self.request, self.store
         self.machine = RunStateMachine(request)
         self.attempt = -1
         self.is_over = False
@@ -80,6 +90,7 @@ class Engine:
         self.verification = Background(self.loop, "verification")
         self.clock = PausableClock()
         """The time for which ranks wait for each other."""
+        self.parts = Parts()
         store.on_failure = self._storage_failed
         self.ranks.begin(self.loop, on_message=self.hear, on_lost=self._on_lost)
         self.host_files = HostFiles(
@@ -97,7 +108,7 @@ class Engine:
             self.checkpoint_config,
             store.location,
             store.is_remote,
-            find_plan=lambda: self.machine.plan,
+            find_plan=self._plan,
             checkpoint=request.checkpoint,
             racks={host: settings.rack for host, settings in request.hosts.items()},
             validates=request.validator is not None,
@@ -105,38 +116,23 @@ class Engine:
             new_name=store.new_name,
             wall_time=time.time,
             lacks_storage=self.host_files.lacks_storage,
-            is_training=lambda: self.is_training,
-            is_idle=lambda: store.is_idle,
+            is_training=self._is_training,
+            is_idle=self._storage_is_idle,
         )
         self.checkpoints = Checkpoints(store.ledger, site)
+        self.desk = CheckpointDesk(self.checkpoints, self.clock, self.flush, self.parts.tell)
         self.reports = ReportHandler(
             store,
-            observers,
             self.checkpoints,
+            self.status,
+            tell=self.announce,
             send=self.send_to_rank,
-            pass_on=lambda report: self.desk.handle(report),
+            pass_on=self.desk.handle,
+            joins_reports=self.observers.hears(ReportsJoined),
             clock=self.clock,
         )
-        self.validations = Validations(self.loop, request, store, lambda *ended: self.desk.validated(*ended))
-        self.desk = CheckpointDesk(
-            self.checkpoints,
-            store,
-            self.copies,
-            self.validations,
-            self.verification,
-            self.clock,
-            flush=self.reports.flush,
-            send=self.ranks.send,
-            upload=self._upload,
-            show=_show,
-            tell=observers.tell,
-            find_other=self.start_without_own,
-            on_start=lambda path: self.happened(events.CheckpointAvailable(path)),
-            on_settled=self.reports.settled,
-            on_roll_back=self._roll_back,
-            is_over=lambda: self.is_over,
-        )
-        self.outputs = RankLogs(store.paths.log, self.files, observers.tell, keeps=request.keeps_logs)
+        self.validations = Validations(self.loop, request, store, self.parts.tell)
+        self.outputs = RankLogs(store.paths.log, self.files, self.announce, keeps=request.keeps_logs)
         self.launch_checks = LaunchChecks(
             self.loop,
             request,
@@ -148,37 +144,37 @@ class Engine:
         self.evidence = Evidence(store)
         self.hangs = Hangs(
             request.failure_config,
-            hosts=lambda: self.machine.living_hosts if self.is_training else [],
-            at_work=observers.status.at_work,
-            since_1970=lambda moment: time.time() - (time.monotonic() - moment),
-            folder=lambda: self.evidence.folder,
+            hosts=self._hosts_in_training,
+            at_work=self.status.at_work,
+            since_1970=_since_1970,
+            folder=self.evidence.folder,
         )
         self.debuggers = Debuggers(
             self.loop,
             store,
-            observers.status,
+            self.status,
             debug_rank=request.debug_rank,
             send=self._send_to_debugger,
         )
-        self._handlers: dict[type, list[Handler]] = {}
-        """Who hears a kind of message or event, in the order in which they hear it. The run machine is the last."""
-        self.add_part(self)
-        self.add_part(self.manifest)
-        self._add_handlers({kind: partial(self.watch, hear) for kind, hear in handlers_of(self.hangs).items()})
-        files = (self.host_files, self.launch_checks, self.copies)
+        self.timers: dict[str, tuple[Callable[[], float | None], Callable[[], None]]] = {
+            "machine": (self._machine_deadline, self._tick_machine),
+            "reports": (self.reports.deadline, self.reports.tick),
+            "checkpoints": (self.desk.deadline, self.desk.tick),
+            "observers": (self.observers.deadline, self.observers.tick),
+            "validations": (self.validations.deadline, self.validations.tick),
+            "hangs": (self.hangs.deadline, partial(self.watch, self.hangs.tick)),
+        }
+        """By name: what returns when something is due (time.monotonic), or None, and what does it."""
+        self.parts.add(self)
+        self.parts.add(self.manifest)
+        self.parts.add_handlers({kind: partial(self.watch, hear) for kind, hear in handlers_of(self.hangs).items()})
+        files: tuple[object, ...] = (store, self.host_files, self.launch_checks, self.copies, self.validations)
         for part in (self.evidence, self.debuggers, self.outputs, *files):
-            self.add_part(part)
-        self._add_handlers(self.desk.handlers)
-        self.add_part(self.reports)
-        self._add_handlers(dict.fromkeys(MESSAGES, lambda host, message: self.happened(message, host)))
-
-    def _add_handlers(self, handlers: Mapping[type, Handler]) -> None:
-        for kind, handler in handlers.items():
-            self._handlers.setdefault(kind, []).append(handler)
-
-    def add_part(self, part: object) -> None:
-        """Let a part hear what it wants to."""
-        self._add_handlers(handlers_of(part))
+            self.parts.add(part)
+        self.parts.add_handlers(self.desk.handlers)
+        self.parts.add(self.reports)
+        self.parts.add_handlers({events.AttemptEnded: self._announce_end})
+        self.parts.add_handlers(dict.fromkeys({*MESSAGES, events.HangDetected}, self._decide))
 
     @property
     def end(self) -> RunSummary:
@@ -190,17 +186,11 @@ class Engine:
     def hear(self, host: str, message: wire.Message) -> None:
         """Handle a message of a host, unless it is about another attempt."""
         if not isinstance(message, wire.OfAttempt) or message.attempt == self.attempt:
-            self._tell_parts(host, message)
-
-    def _tell_parts(self, host: str, event: object) -> None:
-        for handler in self._handlers.get(type(event), ()):
-            handler(host, event)
+            self.parts.tell(host, message)
 
     def _on_lost(self, lost: events.HostLost) -> None:
         ranks = [rank.rank for rank in self.machine.plan.on(lost.host)] if self.machine.plan else []
-        self._tell_parts(lost.host, lost)
-        for rank in ranks:
-            self.debuggers.rank_ended(rank)
+        self.parts.tell(lost.host, lost)
         self.happened(replace(lost, owes=self.checkpoints.awaits(ranks)))
 
     @hears(wire.Outcome)
@@ -217,7 +207,7 @@ class Engine:
     def _note_end(self, rank: int, *, ok: bool, rolls_back: bool = False, reason: str = "") -> None:
         """Tell observers and the machine how a rank ends. The message that says so follows."""
         is_stopping = self.machine.state is RunState.STOPPING or rolls_back
-        self.observers.tell(RankEnded(rank, "ended" if ok else "stopped" if is_stopping else "failed"))
+        self.announce(RankEnded(rank, "ended" if ok else "stopped" if is_stopping else "failed"))
         self.happened(events.RankEnds(rank, self.reports.report_counts.get(rank, 0), reason))
 
     @hears(wire.OrderDone)
@@ -235,24 +225,8 @@ class Engine:
         """Call a method of :attr:`hangs`, and do what follows from that."""
         self.hangs.now = time.monotonic()
         what(*facts)
-        actions, self.hangs.actions = self.hangs.actions, []
-        for action in actions:
-            match action:
-                case wire.ToWorker():
-                    self.send_to_rank(action)
-                case events.SendMessage(host, message):
-                    self.ranks.send(host, message)
-                case events.ShowLine():
-                    _show(action)
-                case events.HangDetected():
-                    self.launch_checks.forget()
-                    self.happened(action)
-                case Keep(kind, rank, body):
-                    self.evidence.keep(kind, rank, body)
-                case Reply(reply, text):
-                    reply(text)
-                case _:
-                    self.observers.tell(action)
+        chosen, self.hangs.actions = self.hangs.actions, []
+        self.do(chosen)
 
     def refuse(self, host: str, why: str) -> None:
         """End the run because a host cannot train."""
@@ -265,37 +239,85 @@ class Engine:
         else:
             warn(f"{finding.host}: {finding.text}")
 
-    # -- what the machine decides ---------------------------------------------------------------------------------
+    def announce(self, fact: Fact) -> None:
+        """Tell a fact to all who want to hear it."""
+        self.status.hear(fact)
+        self.observers.tell(fact)
+
+    # -- what is decided ------------------------------------------------------------------------------------------
 
     def happened(self, event: events.Event | wire.Message, host: str = "") -> None:
         """Tell the machine, and do what it decides. ``host``: the one that a message is from."""
         self.do(self.machine.handle(event, time.monotonic(), host))
-        status = self.observers.status
-        status.phase, status.is_stopping = self.machine.state.value, self.machine.was_asked_to_stop
-        status.saves_on_stop = self.machine.saves_on_stop
+        self.status.phase, self.status.is_stopping = self.machine.state.value, self.machine.was_asked_to_stop
+        self.status.saves_on_stop = self.machine.saves_on_stop
 
-    def do(self, actions: list[events.Action]) -> None:
-        """Carry out actions of the machine."""
-        for action in actions:
-            match action:
-                case events.SendMessage(host, wire.Prepare() as message):
-                    self._prepare(host, message)
-                case events.SendMessage(host, message):
-                    self.ranks.send(host, message)
-                    if isinstance(message, wire.Start):
-                        self._send_checkpoint(host)
-                case events.ConnectHost(host):
-                    if not self.is_over:
-                        self.ranks.connect(host)
-                case events.ShowLine():
-                    _show(action)
-                case events.AttemptStarts():
-                    self._begin_attempt(action)
-                case events.AttemptEnded(attempt):
-                    if attempt == self.attempt:  # else its hosts were refused before it began
-                        self._end_attempt(action)
-                case _:
-                    self._tell_parts("", action)
+    def _machine_deadline(self) -> float | None:
+        return None if self.is_over else self.machine.deadline()
+
+    def _tick_machine(self) -> None:
+        self.happened(events.Tick())
+
+    def _decide(self, host: str, event: events.Event | wire.Message) -> None:
+        self.happened(event, host)
+
+    def do(self, chosen: Sequence[object]) -> None:
+        """Carry out actions."""
+        for action in chosen:
+            # Hosts may be refused before an attempt has begun: then it ends first.
+            if not isinstance(action, events.AttemptEnded) or action.attempt == self.attempt:
+                self.parts.tell("", action)
+
+    @does(events.SendMessage)
+    def _send(self, action: events.SendMessage) -> None:
+        host, message = action.host, action.message
+        if isinstance(message, wire.Prepare):
+            self._prepare(host, message)
+            return
+        self.ranks.send(host, message)
+        if isinstance(message, wire.Start):
+            self._send_checkpoint(host)
+
+    @does(events.ConnectHost)
+    def _connect(self, action: events.ConnectHost) -> None:
+        if not self.is_over:
+            self.ranks.connect(action.host)
+
+    @does(events.ShowLine)
+    def _show(self, line: events.ShowLine) -> None:
+        (say if line.is_news else warn_once if line.once else warn)(line.text)
+
+    @does(Reply)
+    def _reply(self, answer: Reply) -> None:
+        answer.reply(answer.text)
+
+    @does(HangBegan, HangEnded)
+    def _announce_hang(self, fact: HangBegan | HangEnded) -> None:
+        self.announce(fact)
+
+    @does(Committed)
+    def _announce_commit(self, fact: Committed) -> None:
+        self.announce(replace(fact, now=time.monotonic()))
+
+    @does(actions.StorageFails)
+    def _on_storage_fails(self, action: actions.StorageFails) -> None:
+        self._storage_failed(action.why)
+
+    @does(actions.NewStart)
+    def _on_new_start(self, action: actions.NewStart) -> None:
+        self.happened(events.CheckpointAvailable(action.path))
+
+    @does(actions.VerifyLatest)
+    def _verify(self, action: actions.VerifyLatest) -> None:
+        def then(damaged: int) -> None:
+            if not self.is_over:
+                action.then(damaged)
+
+        self.store.verify(self.verification, is_needed=lambda: not self.is_over, then=then)
+
+    @does(actions.FindOther)
+    def _find_other(self, action: actions.FindOther) -> None:
+        self.verification.do(self.start_without_own, action.then)
 
     def _prepare(self, host: str, message: wire.Prepare) -> None:
         """Send a host its job, once it has the files that its workers need."""
@@ -314,8 +336,9 @@ class Engine:
         """Bring the checkpoint from which the attempt starts to a host that does not see it, before a rank asks."""
         path = self.machine.checkpoint
         if path and not self.store.ledger.is_in_memory(path) and self.host_files.lacks_storage(host):
-            self.copies.fetch(host, path, lambda folder, failed: None)
+            self.copies.fetch(actions.BringTo(host, path, _ignore))
 
+    @does(events.AttemptStarts)
     def _begin_attempt(self, starts: events.AttemptStarts) -> None:
         attempt, plan = starts.attempt, starts.plan
         if attempt > self.request.first_attempt:
@@ -323,16 +346,17 @@ class Engine:
         self.attempt = attempt
         if self.request.keeps_logs:
             self.store.make_parent(self.store.paths.log(attempt, 0))
-        self.observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
-        self._tell_parts("", starts)
+        self.announce(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
 
+    @does(events.AttemptEnded)
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
         if not self.checkpoints.rounds.is_storing:  # that waits for what is fetched
             self.host_files.end_attempt()
-        self._tell_parts("", ended)
+
+    def _announce_end(self, _: str, ended: events.AttemptEnded) -> None:
         failures = culprit_first(ended.failures) if ended.failures and self.machine.stop_reason is None else []
         own = dict(self.ranks.errors)
-        self.observers.tell(
+        self.announce(
             AttemptEnded(
                 ended.attempt,
                 failures,
@@ -341,8 +365,10 @@ class Engine:
             )
         )
 
-    def _roll_back(self, asked: events.RollBack, suspect: str) -> None:
+    @does(actions.RolledBack)
+    def _roll_back(self, back: actions.RolledBack) -> None:
         """Continue at the checkpoint that was chosen. Later starts leave out the same rows."""
+        asked, suspect = back.asked, back.suspect
         latest, path, skip_to = self.store.ledger.latest, self.checkpoints.start, dict(asked.skip_to or {})
         if latest is None:
             self.manifest.skip_to |= skip_to
@@ -362,18 +388,34 @@ class Engine:
 
     # -- what parts need of each other ----------------------------------------------------------------------------
 
-    @property
-    def is_training(self) -> bool:
-        """True while ranks are at work, or are being started."""
+    def flush(self) -> None:
+        """Have all reports and all output written that have arrived."""
+        self.reports.flush()
+        self.outputs.flush()
+
+    def _is_training(self) -> bool:
+        """Return whether ranks are at work, or are being started."""
         return not self.is_over and self.machine.state in (RunState.STARTING, RunState.RUNNING)
 
+    def _hosts_in_training(self) -> list[str]:
+        return self.machine.living_hosts if self._is_training() else []
+
+    def _plan(self) -> WorldPlan | None:
+        return self.machine.plan
+
+    def _storage_is_idle(self) -> bool:
+        return self.store.is_idle
+
+    @does(wire.Ask)
     def send_to_rank(self, message: wire.ToWorker) -> None:
         """Send a message to the host of a rank."""
         assert self.machine.plan is not None
         self.ranks.send(self.machine.plan.ranks[message.rank].host, message)
 
-    def _upload(self, host: str, order: wire.Upload) -> None:
+    @does(actions.Store)
+    def _upload(self, action: actions.Store) -> None:
         """Have files of a rank stored: by the uploader of the host, or from here if that does not see the storage."""
+        host, order = action.host, action.order
         if self.host_files.lacks_storage(host):
             self.host_files.upload(host, order)
         else:
@@ -385,12 +427,13 @@ class Engine:
 
     def take_profile(self, reply: Callable[[str], None], argument: str) -> None:
         """Have a rank profiled, and reply with the path of the file that appears when its profile is there."""
-        rank, seconds = rank_in(argument, self.observers.status)
+        rank, seconds = rank_in(argument, self.status)
         file = self.evidence.path("profile", rank)
         self.store.delete_file(file)  # that of an earlier profile
         self.send_to_rank(wire.Ask(attempt=self.attempt, rank=rank, what="profile", seconds=float(seconds)))
         reply(str(file))
 
 
-def _show(line: events.ShowLine) -> None:
-    (say if line.is_news else warn_once if line.once else warn)(line.text)
+def _since_1970(moment: float) -> float:
+    """Return a moment of time.monotonic as seconds since 1970."""
+    return time.time() - (time.monotonic() - moment)

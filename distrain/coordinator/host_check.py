@@ -13,7 +13,8 @@ from distrain.coordinator.connection.agent_link import FILES_PER_HOST
 from distrain.coordinator.connection.connections import Connections
 from distrain.coordinator.host_files import HostFiles
 from distrain.coordinator.launch_checks import LaunchChecks
-from distrain.coordinator.stop_signals import note_stop, stop_signals
+from distrain.coordinator.ranks.stop_signals import note_stop, stop_signals
+from distrain.decisions.events import HostLost, WorkersStart
 from distrain.decisions.host_checks import Finding, clock_findings, disk_findings, gpu_findings
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
 from distrain.decisions.placement import make_plan, prepare_message
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from distrain.api.config import ScalingConfig
     from distrain.coordinator.connection.transport import Transport
     from distrain.coordinator.host_files import Shipping
-    from distrain.decisions.events import HostLost, RunRequest
+    from distrain.decisions.events import RunRequest
     from distrain.hosts.host import HostInfo
 
 _STORAGE_S = 60.0
@@ -180,7 +181,7 @@ class HostCheck:
         if self._files.is_busy(hosts):
             return False
         if infos := [info for host in hosts if (info := self._facts[host].info) is not None]:
-            self._checks.begin(make_plan(infos, self._request.scaling, num_workers=len(infos)))
+            self._checks.begin(WorkersStart(make_plan(infos, self._request.scaling, num_workers=len(infos))))
         return not self._checks.is_under_way and self._opening_hosts.isdisjoint(hosts)
 
     # -- what hosts say -------------------------------------------------------------------------------------------
@@ -197,8 +198,9 @@ class HostCheck:
     def _lose(self, host: str, why: str) -> None:
         """Continue without a host."""
         self._lost.setdefault(host, why)
-        self._files.lost(host)
-        self._checks.lost(host)
+        lost = HostLost(host, why)
+        self._files.lost(lost)
+        self._checks.lost(lost)
 
     def _hear(self, host: str, message: wire.Message) -> None:
         facts = self._facts[host]

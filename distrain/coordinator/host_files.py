@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.decisions import events
-from distrain.decisions.hearing import hears
+from distrain.decisions.hearing import does, hears
 from distrain.errors import LaunchError
 from distrain.system.log import say, warn, warn_once
 from distrain.system.text import count, is_full_disk, name_hosts, size
@@ -221,9 +221,10 @@ class HostFiles:
 
     # -- the storage ----------------------------------------------------------------------------------------------
 
-    def announce(self, hosts: Iterable[str]) -> None:
+    @does(events.WorkersStart)
+    def announce(self, starts: events.WorkersStart) -> None:
         """Say once which hosts do not see the storage."""
-        names = [host for host in hosts if self.lacks_storage(host) and host not in self._announced]
+        names = [host for host in starts.plan.hosts if self.lacks_storage(host) and host not in self._announced]
         self._announced.update(names)
         if names:
             see, their = ("does", "its") if len(names) == 1 else ("do", "their")
@@ -289,18 +290,12 @@ class HostFiles:
             state.mover = OrderLink(self.loop, hear, "mover", argv, flags=self.flags)
         return state.mover
 
-    @hears(events.WorkersStart)
-    def on_workers_start(self, _: str, starts: events.WorkersStart) -> None:
-        """Say which hosts do not see the storage."""
-        self.announce(starts.plan.hosts)
-
-    @hears(events.HostLost)
-    def on_lost(self, _: str, lost: events.HostLost) -> None:
+    @does(events.HostLost)
+    def lost(self, lost: events.HostLost) -> None:
         """Forget a host that was lost, and end its transfers."""
-        self.lost(lost.host)
+        self._forget(lost.host)
 
-    def lost(self, host: str) -> None:
-        """Forget a host, and end its transfers."""
+    def _forget(self, host: str) -> None:
         self.loop.cancel(f"set up {host}")
         self._lost.add(host)
         state = self._hosts.pop(host, None)
@@ -317,7 +312,7 @@ class HostFiles:
     def close(self) -> None:
         """End all movers."""
         for host in list(self._hosts):
-            self.lost(host)
+            self._forget(host)
 
 
 def _found_by(find: Callable[[], Project | None]) -> Project | str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.decisions import events
 from distrain.decisions.events import SendMessage
-from distrain.decisions.hearing import hears
+from distrain.decisions.hearing import does, hears
 from distrain.decisions.host_checks import ANSWER_TIMEOUT_S, Finding, HostChecks, must_connect
 from distrain.hosts.inspection import package_versions
 
@@ -53,18 +53,10 @@ class LaunchChecks:
         self._preparing: WorldPlan | None = None
         """The plan to check, while a thread looks up the versions of this machine."""
 
-    @hears(events.WorkersStart)
-    def on_workers_start(self, _: str, starts: events.WorkersStart) -> None:
-        """Check the hosts whose workers are starting."""
-        self.begin(starts.plan)
-
-    @hears(events.HostLost)
-    def on_lost(self, _: str, lost: events.HostLost) -> None:
-        """Stop waiting for a lost host."""
-        self.lost(lost.host)
-
-    def begin(self, plan: WorldPlan) -> None:
-        """Check the hosts of a plan whose workers are starting. This machine alone needs no checks."""
+    @does(events.WorkersStart)
+    def begin(self, starts: events.WorkersStart) -> None:
+        """Check the hosts whose workers are starting. This machine alone needs no checks."""
+        plan = starts.plan
         is_local = all(self.request.hosts[host].is_local for host in plan.hosts)
         if (is_local and not self.request.checks_hosts) or self._checked.issuperset(plan.hosts):
             return
@@ -108,7 +100,8 @@ class LaunchChecks:
         self._carry_out(self._checks.begin())
         self.loop.call_in("checks", ANSWER_TIMEOUT_S, self._time_out)
 
-    def forget(self) -> None:
+    @does(events.HangDetected)
+    def forget(self, _: events.HangDetected) -> None:
         """Check all hosts again when the next attempt starts: the network may have failed.
 
         It may also come back, so a connection that fails then is only warned of.
@@ -126,8 +119,10 @@ class LaunchChecks:
         """Take the answer of a host."""
         self._carry_out(self._checks.handle(host, answer))
 
-    def lost(self, host: str) -> None:
+    @does(events.HostLost)
+    def lost(self, lost: events.HostLost) -> None:
         """Stop waiting for a lost host. It is checked again when it is back; all are, if any check was still open."""
+        host = lost.host
         if self.is_under_way:
             self._checked.clear()
             self._preparing = None

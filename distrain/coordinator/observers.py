@@ -1,4 +1,4 @@
-"""The port above the engine: it tells each fact to the state of the run, and to all observers. Runs in: coordinator.
+"""The port above the engine: it tells each fact to all observers. Runs in: coordinator.
 
 The engine imports no observer. :data:`OBSERVERS` names the modules that have some.
 """
@@ -64,17 +64,15 @@ class LoopObserver(Protocol):
 
 
 class Observers:
-    """The observers of one run, and its state, which hears each fact first."""
+    """The observers of one run."""
 
-    def __init__(self, status: RunStatus, observers: Iterable[LoopObserver] = ()) -> None:
-        self.status = status
+    def __init__(self, observers: Iterable[LoopObserver] = ()) -> None:
         self._observers = list(observers)
         self._timed: list[Any] = [one for one in self._observers if hasattr(one, "deadline")]
         self._hearers: dict[type[Fact], list[Callable[[Fact], None]]] = {}
 
     def tell(self, fact: Fact) -> None:
         """Tell a fact to all who want to hear it."""
-        self.status.hear(fact)
         for hear in self._hearers_of(type(fact)):
             hear(fact)
 
@@ -91,8 +89,9 @@ class Observers:
         """Return when to call :meth:`tick` (time.monotonic), or None."""
         return min((moment for one in self._timed if (moment := one.deadline()) is not None), default=None)
 
-    def tick(self, now: float) -> None:
+    def tick(self) -> None:
         """Have observers do what is due by now."""
+        now = time.monotonic()
         for one in self._timed:
             one.tick(now)
 
@@ -149,9 +148,7 @@ class _Mailbox:
     """
 
     def __init__(self, name: str, do: Callable[[Any], None], idle: Callable[[], None] | None = None) -> None:
-        self._name = name
-        self._do = do
-        self._idle = idle
+        self._name, self._do, self._idle = name, do, idle
         self._tasks: Queue[Any] = Queue()
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -173,28 +170,26 @@ class _Mailbox:
 
     def wait(self, deadline: float) -> bool:
         """Wait until everything is done. Return False after the deadline (time.monotonic)."""
-        done = self._tasks.all_tasks_done
+        done, left_s = self._tasks.all_tasks_done, min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
         with done:
-            left_s = min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
-            return done.wait_for(lambda: self._is_closed or not self._tasks.unfinished_tasks, left_s)
+            return self._is_closed or done.wait_for(lambda: not self._tasks.unfinished_tasks, left_s)
 
     def close(self) -> None:
         """End the thread after its current task."""
         self._is_closed = True
-        self._tasks.put(None)
+        self._tasks.put(None)  # wakes it
 
     def _run(self) -> None:
         idle_at = time.monotonic() + _IDLE_S
-        while True:
-            with contextlib.suppress(Empty):
-                task = self._tasks.get(timeout=max(idle_at - time.monotonic(), 0.0) if self._idle else None)
-                if self._is_closed:
-                    return
-                self._do(task)
-                self._tasks.task_done()
+        while not self._is_closed:
             if self._idle and time.monotonic() >= idle_at:
                 self._idle()
                 idle_at = time.monotonic() + _IDLE_S
+            with contextlib.suppress(Empty):
+                task = self._tasks.get(timeout=max(idle_at - time.monotonic(), 0.0) if self._idle else None)
+                if not self._is_closed:
+                    self._do(task)
+                self._tasks.task_done()
 
 
 class Threaded:

@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.observer import RankTrains, Reported, ReportsJoined, TroubleBegan, TroubleEnded
 from distrain.decisions.barriers import BarrierTracker
+from distrain.decisions.checkpoints.actions import Settled
 from distrain.decisions.events import AttemptEnded, AttemptStarts
-from distrain.decisions.hearing import hears
+from distrain.decisions.hearing import does, hears
 from distrain.decisions.report_rows import RowAssembly
 from distrain.hosts.troubles import Trouble
 from distrain.system.log import warn
-from distrain.system.loop import PausableClock
 from distrain.system.text import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from distrain.coordinator.observers import Observers
+    from distrain.api.observer import Fact
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.checkpoints.life import Checkpoints
-    from distrain.storage.checkpoint import Checkpoint
+    from distrain.decisions.run_status import RunStatus
+    from distrain.system.loop import PausableClock
 
 _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
 """Reports of a rank after which it is sent an acknowledgement."""
@@ -43,17 +44,19 @@ _MOST_TROUBLES_SHOWN = 5
 class ReportHandler:
     """The reports of one attempt after the other.
 
-    checkpoints: read it. send: sends a message to a rank. pass_on: gets each report once its metrics are noted, for its
-    checkpoint.
-    clock: the time for which ranks wait for each other.
+    checkpoints: read it. status: the live state of the run. tell: tells observers a fact. send: sends a message to a
+    rank. pass_on: gets each report once its metrics are noted, for its checkpoint. joins_reports: somebody wants to
+    hear of the n-th reports of all ranks together. clock: the time for which ranks wait for each other.
     """
 
     store: RunStore
-    observers: Observers
     checkpoints: Checkpoints
+    status: RunStatus
+    tell: Callable[[Fact], None]
     send: Callable[[wire.ToWorker], None]
     pass_on: Callable[[wire.Reported], None]
-    clock: PausableClock = field(default_factory=PausableClock)
+    joins_reports: bool
+    clock: PausableClock
 
     def __post_init__(self) -> None:
         self.last: dict[str, Any] | None = None
@@ -67,8 +70,8 @@ class ReportHandler:
 
     def _begin(self, attempt: int, world_size: int) -> None:
         self._attempt = attempt
-        self._barriers = BarrierTracker(attempt, world_size)
-        self._rows = RowAssembly(world_size) if self.observers.hears(ReportsJoined) else None
+        self._barriers = BarrierTracker(world_size)
+        self._rows = RowAssembly(world_size) if self.joins_reports else None
         self.report_counts: dict[int, int] = {}
         """By rank: the number of reports in this attempt."""
         self._troubles_shown: set[tuple[int, str, str]] = set()
@@ -123,7 +126,7 @@ class ReportHandler:
             if rank == 0:
                 self.last = {**line, "metrics": metrics}
             number = self.checkpoints.first_step + index
-            self.observers.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
+            self.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
         self.pass_on(message)
         if self._rows:
             has_checkpoint = self.checkpoints.has_part(index)
@@ -137,10 +140,11 @@ class ReportHandler:
             if self._rows:
                 self._tell(self._rows.finished(outcome.rank))
 
-    def settled(self, ordinal: int, checkpoint: Checkpoint | None) -> None:
-        """Note that the checkpoint of a report is there, or (None) never will be."""
+    @does(Settled)
+    def settled(self, settled: Settled) -> None:
+        """Note that the checkpoint of a report is there, or never will be."""
         if self._rows:
-            self._tell(self._rows.settled(ordinal, checkpoint))
+            self._tell(self._rows.settled(settled.ordinal, settled.checkpoint))
             self._end_rows()
 
     @hears(AttemptEnded)
@@ -155,7 +159,7 @@ class ReportHandler:
 
     def _tell(self, rows: Sequence[ReportsJoined]) -> None:
         for row in rows:
-            self.observers.tell(row)
+            self.tell(row)
 
     # -- barriers -------------------------------------------------------------------------------------------------
 
@@ -164,7 +168,7 @@ class ReportHandler:
         """Let ranks meet in a barrier."""
         self._answer(self._barriers.entered(message, self.clock.now()))
 
-    def _answer(self, answers: Sequence[wire.CollectiveDone]) -> None:
+    def _answer(self, answers: Sequence[wire.Answer]) -> None:
         for answer in answers:
             self.send(answer)
 
@@ -173,30 +177,30 @@ class ReportHandler:
     @hears(wire.Running)
     def on_running(self, _: str, message: wire.Running) -> None:
         """Tell observers that a rank trains."""
-        self.observers.tell(RankTrains(message.rank, time.monotonic()))
+        self.tell(RankTrains(message.rank, time.monotonic()))
 
     @hears(wire.Vitals)
     def on_vitals(self, _: str, message: wire.Vitals) -> None:
         """Show and record the ranks that have become slow."""
-        slow = self.observers.status.heard_vitals(message, time.monotonic())
+        slow = self.status.heard_vitals(message, time.monotonic())
         for one in slow[:_MOST_SLOW_SHOWN]:
             warn(str(one))
         if more := slow[_MOST_SLOW_SHOWN:]:
             warn(f"{name_ranks([one.rank for one in more])} also became slow, but less so")
         for one in slow:
-            self.observers.tell(one)
+            self.tell(one)
 
     @hears(wire.Troubles)
     def on_troubles(self, host: str, message: wire.Troubles) -> None:
         """Show and record what is wrong with the memory and the GPUs of a host, or is over. A line appears once."""
-        new, over = self.observers.status.heard_troubles(host, [Trouble(**fields) for fields in message.troubles])
+        new, over = self.status.heard_troubles(host, [Trouble(**fields) for fields in message.troubles])
         for one in new:
             if one.key not in self._troubles_shown:
                 self._troubles_shown.add(one.key)
                 self._show_trouble(f"rank {one.rank} on {host}: {one.text}")
-            self.observers.tell(TroubleBegan(host, one))
+            self.tell(TroubleBegan(host, one))
         for one in over:
-            self.observers.tell(TroubleEnded(host, one))
+            self.tell(TroubleEnded(host, one))
 
     def _show_trouble(self, text: str) -> None:
         if len(self._troubles_shown) <= _MOST_TROUBLES_SHOWN:

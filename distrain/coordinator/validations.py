@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.context import ReportedCheckpointStatus as Status
+from distrain.decisions.checkpoints.actions import Validate, Validated
+from distrain.decisions.hearing import does
 from distrain.system import process
 from distrain.system.log import say, warn
 from distrain.transfer.order_link import OrderLink
@@ -41,25 +43,26 @@ class _Task:
 
 
 class Validations:
-    """The queue of checkpoints to validate. on_end: gets each, with its new status and metrics."""
+    """The queue of checkpoints to validate. tell: tells how each validation has ended."""
 
     def __init__(
         self,
         loop: Loop,
         request: RunRequest,
         store: RunStore,
-        on_end: Callable[[CommittedCheckpoint, str, Mapping[str, Any]], None],
+        tell: Callable[[str, Validated], None],
     ) -> None:
         self._loop = loop
         self._request = request
         self._store = store
-        self._on_end = on_end
+        self._tell = tell
         self._queue: deque[CommittedCheckpoint] = deque()
         self._task: _Task | None = None
 
-    def add(self, saved: CommittedCheckpoint) -> None:
+    @does(Validate)
+    def add(self, asked: Validate) -> None:
         """Queue a checkpoint."""
-        self._queue.append(saved)
+        self._queue.append(asked.saved)
         self._next()
 
     @property
@@ -146,7 +149,7 @@ class Validations:
         self._next()
 
     def _record(self, saved: CommittedCheckpoint, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
-        self._on_end(saved, status.value, metrics)
+        self._tell("", Validated(saved, status.value, metrics))
         if why is None:
             values = (f"{name}={v:g}" if isinstance(v, float) else f"{name}={v}" for name, v in metrics.items())
             say(f"validated {saved.path.name}: {', '.join(values)}")

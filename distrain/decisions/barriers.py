@@ -19,18 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    index: int
-    operation: str
-    data: bytes
+    asked: wire.CollectiveEntered
     since: float
     until: float
+
+    @property
+    def index(self) -> int:
+        return self.asked.index
+
+    @property
+    def operation(self) -> str:
+        return self.asked.operation
 
 
 class BarrierTracker:
     """The collectives of one attempt."""
 
-    def __init__(self, attempt: int, world_size: int) -> None:
-        self._attempt = attempt
+    def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._waiting: dict[int, _Call] = {}
         """By rank. Between two events, all of them are the same call: index and operation."""
@@ -45,7 +50,7 @@ class BarrierTracker:
         """The ranks that wait for others in a collective."""
         return self._waiting.keys()
 
-    def entered(self, asked: wire.CollectiveEntered, now: float) -> Sequence[wire.CollectiveDone]:
+    def entered(self, asked: wire.CollectiveEntered, now: float) -> Sequence[wire.Answer]:
         """Note that a rank waits in a collective.
 
         All ranks get the data of rank 0; if the collective gathers, that of all ranks as lines, in their order.
@@ -53,9 +58,9 @@ class BarrierTracker:
         rank, index = asked.rank, asked.index
         abandoned = self._abandon_call(rank)
         if index in self._refused:
-            return [*abandoned, self._answer(rank, index, b"", self._refused[index])]
+            return [*abandoned, _answer(asked, b"", self._refused[index])]
         until = math.inf if asked.timeout_s is None else now + asked.timeout_s
-        call = _Call(index, asked.operation, asked.body, now, until)
+        call = _Call(asked, now, until)
         other = next(iter(self._waiting.values()), call)
         self._waiting[rank] = call
         self._limit = min(self._limit, call.until)
@@ -63,16 +68,16 @@ class BarrierTracker:
             return [*abandoned, *self._refuse_calls()]
         if len(self._waiting) == self._world_size:
             senders = range(self._world_size) if asked.gathers else (0,)
-            return self._end_calls(index, data=b"\n".join(self._waiting[sender].data for sender in senders))
+            return self._end_calls(index, data=b"\n".join(self._waiting[sender].asked.body for sender in senders))
         return abandoned
 
-    def finished(self, rank: int) -> Sequence[wire.CollectiveDone]:
+    def finished(self, rank: int) -> Sequence[wire.Answer]:
         """Note that the rank has done its work and will make no further call."""
         self._finished.add(rank)
         abandoned = self._abandon_call(rank)
         return [*abandoned, *(self._refuse_calls() if self._waiting else [])]
 
-    def tick(self, now: float) -> Sequence[wire.CollectiveDone]:
+    def tick(self, now: float) -> Sequence[wire.Answer]:
         """End the calls whose timeout is over."""
         if now < self._limit:
             return []
@@ -85,12 +90,12 @@ class BarrierTracker:
         """Return when :meth:`tick` has something to do if nothing else happens."""
         return None if self._limit == math.inf else self._limit
 
-    def _abandon_call(self, rank: int) -> list[wire.CollectiveDone]:
+    def _abandon_call(self, rank: int) -> list[wire.Answer]:
         """End the call in which the rank seems to wait: an exception took it out, so it is never complete."""
         call = self._waiting.pop(rank, None)
         return [] if call is None else self._refuse(call.index, _gave_up([rank], call))
 
-    def _refuse_calls(self) -> list[wire.CollectiveDone]:
+    def _refuse_calls(self) -> list[wire.Answer]:
         """End the calls that can never be complete."""
         latest = max(call.index for call in self._waiting.values())
         index = min(call.index for call in self._waiting.values())
@@ -115,20 +120,19 @@ class BarrierTracker:
             f"which {ranks_have(self._waiting)} waited (call number {index}); every rank must call it"
         )
 
-    def _refuse(self, index: int, why: str) -> list[wire.CollectiveDone]:
+    def _refuse(self, index: int, why: str) -> list[wire.Answer]:
         self._refused[index] = why
         return self._end_calls(index, refused=why)
 
-    def _end_calls(self, index: int, data: bytes = b"", refused: str | None = None) -> list[wire.CollectiveDone]:
+    def _end_calls(self, index: int, data: bytes = b"", refused: str | None = None) -> list[wire.Answer]:
         """End the call ``index`` on every rank that waits in it; ranks in a later call keep waiting."""
-        ranks = sorted(rank for rank, call in self._waiting.items() if call.index == index)
-        for rank in ranks:
-            del self._waiting[rank]
+        ended = [self._waiting.pop(rank) for rank, call in sorted(self._waiting.items()) if call.index == index]
         self._limit = min((call.until for call in self._waiting.values()), default=math.inf)
-        return [self._answer(rank, index, data, refused) for rank in ranks]
+        return [_answer(call.asked, data, refused) for call in ended]
 
-    def _answer(self, rank: int, index: int, data: bytes, refused: str | None) -> wire.CollectiveDone:
-        return wire.CollectiveDone(attempt=self._attempt, rank=rank, index=index, body=data, refused=refused)
+
+def _answer(asked: wire.Question, data: bytes, refused: str | None) -> wire.Answer:
+    return wire.Answer(attempt=asked.attempt, rank=asked.rank, question=asked.question, body=data, failed=refused)
 
 
 def _gave_up(ranks: Sequence[int], call: _Call) -> str:

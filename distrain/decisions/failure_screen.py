@@ -9,8 +9,7 @@ import re
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from distrain.decisions.blame import culprit_first, finished_early, is_refusal
-from distrain.decisions.health.collectives import BATCHES
+from distrain.decisions.blame import BATCHES, culprit_first, finished_early, is_refusal
 from distrain.system.text import LIBRARY_FILE, count, count_ranks, name_hosts, name_ranks
 
 if TYPE_CHECKING:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     Handler = Callable[[str, Any], None]
     _Method = TypeVar("_Method", bound=Callable[[Any, str, Any], None])
+    _Act = TypeVar("_Act", bound=Callable[[Any, Any], None])
 
 
 def hears(*kinds: type) -> Callable[[_Method], _Method]:
@@ -26,10 +28,50 @@ def hears(*kinds: type) -> Callable[[_Method], _Method]:
     return mark
 
 
+def does(*kinds: type) -> Callable[[_Act], _Act]:
+    """Mark a method that carries out actions of these kinds. It is called with the action alone."""
+
+    def mark(method: _Act) -> _Act:
+        method.does = kinds  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
 def handlers_of(part: object) -> dict[type, Handler]:
-    """Return the handlers of a part, by the kind that each one hears."""
-    methods = [getattr(part, name) for name, method in vars(type(part)).items() if hasattr(method, "kinds")]
-    return {kind: method for method in methods for kind in method.kinds}
+    """Return the handlers of a part, by the kind that each one hears or carries out."""
+    found: dict[type, Handler] = {}
+    for name, method in (item for cls in type(part).__mro__ for item in vars(cls).items()):
+        if hasattr(method, "kinds"):
+            found |= dict.fromkeys(method.kinds, getattr(part, name))
+        if hasattr(method, "does"):
+            found |= dict.fromkeys(method.does, partial(_do, getattr(part, name)))
+    return found
+
+
+def _do(method: Callable[[Any], None], _: str, action: object) -> None:
+    method(action)
+
+
+class Parts:
+    """The parts of a run, and the one table of what each of them hears, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[type, list[Handler]] = {}
+
+    def add(self, part: object) -> None:
+        """Let a part hear what it wants to."""
+        self.add_handlers(handlers_of(part))
+
+    def add_handlers(self, handlers: Mapping[type, Handler]) -> None:
+        """Let functions hear messages, events and actions, by kind."""
+        for kind, handler in handlers.items():
+            self._handlers.setdefault(kind, []).append(handler)
+
+    def tell(self, host: str, event: object) -> None:
+        """Tell all parts that hear this kind. ``host``: the one that a message is from."""
+        for handler in self._handlers.get(type(event), ()):
+            handler(host, event)
 
 
 def on(kind: type, *states: object) -> Callable[[_Method], _Method]:

@@ -1,4 +1,4 @@
-"""The placement of ranks on hosts and GPUs, and what each worker gets to know about it. Runs in: coordinator.
+"""The placement of ranks on hosts and GPUs, and what hosts and workers are told about it. Runs in: coordinator.
 
 Pure: no I/O, no clock.
 """
@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.decisions.health import pace
+from distrain.decisions import pace
 from distrain.errors import LaunchError, ResourcesError
 from distrain.hosts.host import collective_variables
 from distrain.hosts.world import RankPlan, WorldPlan

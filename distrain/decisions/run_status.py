@@ -20,7 +20,7 @@ from distrain.api.observer import (
     RankTrains,
     Reported,
 )
-from distrain.decisions.health.pace import Pace
+from distrain.decisions.pace import Pace, RankStatus
 from distrain.storage.retention import flatten
 
 if TYPE_CHECKING:
@@ -38,28 +38,6 @@ _PATIENCE_INTERVALS = 5
 _SILENT_AFTER_S = 20.0
 _LATE_AFTER_S = 10.0
 _ENDS = ("finished", "failed", "stopped")
-
-
-@dataclass(slots=True)
-class RankStatus:
-    """One rank of the attempt. ``seen``: when it last reported or printed something, or began."""
-
-    host: str
-    seen: float
-    begun: float | None = None
-    end: RankEnd | None = None
-    reports: int = 0
-    reported: float = 0.0
-    """When it made the last of its reports."""
-    step: float | None = None
-
-    @property
-    def ended(self) -> bool:
-        return self.end is not None
-
-    @property
-    def is_at_work(self) -> bool:
-        return self.begun is not None and self.end is None
 
 
 @dataclass(slots=True)

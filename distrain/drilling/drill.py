@@ -25,7 +25,7 @@ from distrain.transfer.project.directories import is_below
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from distrain.coordinator.trainer import DataParallelTrainer
+    from distrain.coordinator.run.trainer import DataParallelTrainer
     from distrain.drilling.journal import Attempt, Journal
     from distrain.drilling.order import Unit
 

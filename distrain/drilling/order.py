@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from distrain.coordinator.trainer import DataParallelTrainer
+    from distrain.coordinator.run.trainer import DataParallelTrainer
 
 Unit = Literal["report", "step"]
 """The unit of progress: calls of report(), or training steps of a script that does not report."""

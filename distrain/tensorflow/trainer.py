@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.api.backend import config_argument
 from distrain.api.ray_names import checks_arguments
 from distrain.api.trainer_options import showing_options
-from distrain.coordinator.trainer import DataParallelTrainer
+from distrain.coordinator.run.trainer import DataParallelTrainer
 from distrain.tensorflow.config import TensorflowConfig
 
 if TYPE_CHECKING:

@@ -204,7 +204,7 @@ class Close(Message):
     rests_s: instead, the agent rests if it can: it keeps its forkserver for a later run of the same process, for so
     many seconds at most. If it cannot, it exits all the same.
 
-    Coordinator -> agent; answered by :class:`HostIdle` with the attempt -1 if the agent rests.
+    Coordinator -> agent; answered by the same message if the agent rests.
     """
 
     rests_s: float = 0.0
@@ -214,7 +214,7 @@ class Close(Message):
 
 
 @message
-class ReservePort(Message):
+class ReservePort(OfAttempt):
     """Keep a TCP port for the rendezvous of the attempt.
 
     peer: the address of another host, if this host has to find out its own address; else empty.
@@ -222,7 +222,6 @@ class ReservePort(Message):
     Coordinator -> agent; answered by :class:`RendezvousPort`.
     """
 
-    attempt: int
     peer: str = ""
 
 
@@ -240,7 +239,7 @@ class RendezvousPort(OfAttempt):
 
 
 @message
-class Start(Message):
+class Start(OfAttempt):
     """Start these ranks.
 
     ranks: the fields of a :class:`WorkerSpec` for each. rendezvous: the address whose network interface the ranks have
@@ -249,7 +248,6 @@ class Start(Message):
     Coordinator -> agent; answered by :class:`HostIdle` when all have ended.
     """
 
-    attempt: int
     ranks: list[dict[str, Any]]
     rendezvous: str = ""
 
@@ -301,7 +299,7 @@ class Exited(OfAttempt):
 
 
 @message
-class Stop(Message):
+class Stop(OfAttempt):
     """End the attempt: a signal, a grace, stacks, SIGTERM, a last grace, SIGKILL.
 
     problem, reason: why the run cannot continue, and the signal by which the user asked it to stop; empty if neither.
@@ -314,7 +312,6 @@ class Stop(Message):
     Coordinator -> agent; answered by :class:`HostIdle`.
     """
 
-    attempt: int
     grace_s: float
     signal: str = ""
     last_grace_s: float = 0.0
@@ -333,7 +330,7 @@ class HostIdle(OfAttempt):
 
 
 @message
-class TakeStacks(Message):
+class TakeStacks(OfAttempt):
     """Find out where the workers of the attempt are in their code.
 
     watches: also find out which of them make no progress for a second.
@@ -341,7 +338,6 @@ class TakeStacks(Message):
     Coordinator -> agent; answered by :class:`Dump` for each rank, then by :class:`StacksDone`.
     """
 
-    attempt: int
     watches: bool = False
 
 
@@ -439,7 +435,7 @@ class OpenStorage(Message):
 
 
 @message
-class Upload(Message):
+class Upload(OfAttempt):
     """Store ``files`` of ``source`` in ``directory``, and hash the ``others``, while the rank keeps training.
 
     source: empty if the ranks have written the files into ``directory`` themselves; then all its files are hashed.
@@ -450,7 +446,6 @@ class Upload(Message):
     Coordinator -> uploader; answered by :class:`FilesCopied`.
     """
 
-    attempt: int
     rank: int
     ordinal: int
     source: str
@@ -1066,71 +1061,63 @@ class CommitDone(ToWorker):
     has_files: bool
 
 
-@message
-class FetchCheckpoint(FromWorker):
-    """The worker waits for the files of a checkpoint that its host does not see.
-
-    Worker -> coordinator; answered by :class:`CheckpointFetched`.
-    """
-
-    path: str
+# -- what a worker waits for -----------------------------------------------------------------------------------------
 
 
 @message
-class CheckpointFetched(ToWorker):
-    """The files of the checkpoint ``path`` are in ``folder`` on the worker's host. Or (``failed``) why not.
+class Question(FromWorker):
+    """Base of what a worker asks, and waits for. question: its number among those of the rank, counted from 1."""
+
+    question: int
+
+
+@message
+class Answer(ToWorker):
+    """The answer to a :class:`Question` with this number. body: what was asked for. Or (``failed``) why not.
 
     Coordinator -> worker.
     """
 
-    path: str
-    folder: str = ""
+    question: int
+    body: bytes = b""
     failed: str | None = None
 
 
-# -- get_all_reported_checkpoints() ----------------------------------------------------------------------------------
+@message
+class FetchCheckpoint(Question):
+    """The worker waits for the files of a checkpoint that its host does not see.
+
+    Worker -> coordinator; answered by their directory on the worker's host.
+    """
+
+    path: str
 
 
 @message
-class AskCheckpointList(FromWorker):
+class AskCheckpointList(Question):
     """Ask which checkpoints there are, once all that this rank has reported are committed or dropped.
 
     validated: and once no checkpoint waits for its validation. at_once: without waiting for anything. synced: wait only
     for ranks that report checkpoints, not for what ASYNC stores, and at most for ``missing_rank_s``.
 
-    Worker -> coordinator; answered by :class:`CheckpointList` with the same ``index``.
+    Worker -> coordinator; answered by a JSON list of the path, metrics and status of each, in the order of commit.
+    NaN and infinities are written as Python's json does.
     """
 
-    index: int
     validated: bool = False
     at_once: bool = False
     synced: bool = False
 
 
 @message
-class CheckpointList(ToWorker):
-    """The checkpoints of the run: a JSON list of the path, metrics and status of each, in the order of commit.
-
-    NaN and infinities are written as Python's json does.
-
-    Coordinator -> worker.
-    """
-
-    index: int
-    body: bytes
-
-
-# -- collectives -----------------------------------------------------------------------------------------------------
-
-
-@message
-class CollectiveEntered(FromWorker):
+class CollectiveEntered(Question):
     """The worker waits in its ``index``-th collective, counted from 1.
 
     body: rank 0's data, empty from the other ranks. gathers: instead, every rank has data, without line breaks.
     timeout_s: seconds until it gives up; None: never.
 
-    Worker -> coordinator; answered by :class:`CollectiveDone` with the same ``index``.
+    Worker -> coordinator; answered, once every rank is in it, by rank 0's data; or, if it gathers, by a line for each
+    rank.
     """
 
     index: int
@@ -1138,20 +1125,6 @@ class CollectiveEntered(FromWorker):
     body: bytes
     gathers: bool = False
     timeout_s: float | None = None
-
-
-@message
-class CollectiveDone(ToWorker):
-    """Every rank is in the ``index``-th collective, or (``refused``) why that is impossible.
-
-    body: rank 0's data; or, if it was a collective that gathers, a line for each rank.
-
-    Coordinator -> worker.
-    """
-
-    index: int
-    body: bytes
-    refused: str | None = None
 
 
 # -- should_stop() ---------------------------------------------------------------------------------------------------

@@ -140,12 +140,10 @@ class Session:
         """Files of committed checkpoints, to delete in report() or at the end: train_func may reuse their directory."""
         self.collectives = 0
         self.has_prepared_model = False
-        self._collective_done: wire.CollectiveDone | None = None
         self.addresses = ReservedAddresses(context, self.collective)
-        self._fetched: dict[str, wire.CheckpointFetched] = {}
-        """By path: answers to requests for a checkpoint."""
-        self._list_requests = 0
-        self._list: wire.CheckpointList | None = None
+        self._questions = 0
+        self._answers: dict[int, wire.Answer | None] = {}
+        """By number: the answers to the questions that this rank waits for."""
         self._stop_calls = 0
         self._stop_at = self._vote_at = math.inf
         self.after_call: Callable[[], None] = lambda: None
@@ -522,22 +520,15 @@ class Session:
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         validated = mode is CheckpointConsistencyMode.VALIDATED
         with self._exclusive("get_all_reported_checkpoints()"):
-            self._request_list(validated=validated)
-            while self._list is None or self._list.index != self._list_requests:
-                if time.monotonic() >= deadline:
-                    deadline = math.inf
-                    self._request_list(validated=validated, at_once=True)
-                self._listen(wait=True, until=deadline)
-            known = json.loads(self._list.body)
+            answer = self._ask(wire.AskCheckpointList, deadline, validated=validated)
+            if answer is None:
+                answer = self._ask(wire.AskCheckpointList, validated=validated, at_once=True)
+            known = json.loads(_body(answer))
         storage = self.context.get_storage()
         return [
             ReportedCheckpoint(storage.checkpoint(c["path"]), c["metrics"], ReportedCheckpointStatus(c["status"]))
             for c in known
         ]
-
-    def _request_list(self, **options: bool) -> None:
-        self._list_requests += 1
-        self.send(wire.AskCheckpointList, index=self._list_requests, **options)
 
     def should_stop(self) -> bool:
         """Do what :func:`distrain.should_stop` does."""
@@ -590,7 +581,7 @@ class Session:
         """
         with self._exclusive(name):
             self.collectives += 1
-            self.send(
+            call = partial(
                 wire.CollectiveEntered,
                 index=self.collectives,
                 operation=name,
@@ -598,12 +589,7 @@ class Session:
                 gathers=gathers,
                 timeout_s=timeout_s,
             )
-            self.wait_until(lambda: self._collective_done and self._collective_done.index == self.collectives)
-            done = self._collective_done
-            assert done is not None
-            if done.refused is not None:
-                raise CollectiveError(done.refused)
-            return done.body
+            return _body(self._ask(call), CollectiveError)
 
     def get_checkpoint(self) -> Checkpoint | None:
         """Do what :func:`distrain.get_checkpoint` does."""
@@ -622,8 +608,7 @@ class Session:
         """Wait until the checkpoints of all reports that this rank has made are committed or dropped."""
         if self._reports == self._reports_settled:
             return
-        self._request_list(synced=True)
-        self.wait_until(lambda: self._list and self._list.index == self._list_requests)
+        self._ask(wire.AskCheckpointList, synced=True)
         self._reports_settled = self._reports
 
     def fetch_checkpoint(self, path: str) -> str:
@@ -635,14 +620,10 @@ class Session:
             raise CheckpointError(f"{path} is not on this host: call as_directory() in the worker, not in its child")
         try:
             with self._lock:
-                self.send(wire.FetchCheckpoint, path=path)
-                self.wait_until(lambda: path in self._fetched)
-                answer = self._fetched.pop(path)
+                answer = self._ask(wire.FetchCheckpoint, path=path)
         finally:
             self.after_call()
-        if answer.failed is not None:
-            raise CheckpointError(answer.failed)
-        return answer.folder
+        return os.fsdecode(_body(answer, CheckpointError))
 
     @property
     def is_in_call(self) -> bool:
@@ -652,6 +633,21 @@ class Session:
     def send(self, message: Callable[..., wire.FromWorker], **fields: Any) -> None:
         """Send a message of this rank in this attempt."""
         self._channel.send(message(attempt=self.context.attempt, rank=self.context.world_rank, **fields))
+
+    def _ask(
+        self, question: Callable[..., wire.Question], until: float = math.inf, **fields: Any
+    ) -> wire.Answer | None:
+        """Ask the coordinator, and return its answer; None if there is none until then (time.monotonic)."""
+        self._questions += 1
+        number = self._questions
+        self._answers[number] = None
+        try:
+            self.send(question, question=number, **fields)
+            while self._answers[number] is None and time.monotonic() < until:
+                self._listen(wait=True, until=until)
+            return self._answers[number]
+        finally:
+            del self._answers[number]
 
     def wait_until(self, is_due: Callable[[], object]) -> None:
         """Handle messages until that is true."""
@@ -709,12 +705,8 @@ class Session:
                 self._memory_is_short = True
             case wire.Acknowledged(index=index):
                 self._acknowledged = index
-            case wire.CheckpointFetched(path=path):
-                self._fetched[path] = message
-            case wire.CheckpointList():
-                self._list = message
-            case wire.CollectiveDone():
-                self._collective_done = message
+            case wire.Answer(question=number) if number in self._answers:
+                self._answers[number] = message
             case wire.StopDecision(call=call, final=True):
                 self._stop_at = call
             case wire.StopDecision(call=call):
@@ -725,6 +717,14 @@ class Session:
                 self.hooks["debugger"](message)
             case wire.Release():
                 self.released = True
+
+
+def _body(answer: wire.Answer | None, kind: type[Exception] = RuntimeError) -> bytes:
+    """Return what was asked for. Raise an exception of this kind if that is impossible."""
+    assert answer is not None
+    if answer.failed is not None:
+        raise kind(answer.failed)
+    return answer.body
 
 
 def session_of(caller: str) -> Session:

@@ -198,7 +198,7 @@ class Player:
             if host.ranks:
                 self._fences += 1
                 question = wire.AskCheckpointList(
-                    attempt=host.attempt, rank=host.ranks[0], index=len(self._marks), validated=False, at_once=True
+                    attempt=host.attempt, rank=host.ranks[0], question=len(self._marks), validated=False, at_once=True
                 )
                 self._send(host, question)
         yield lambda: self._fences == 0
@@ -322,7 +322,7 @@ class Player:
                 yield self._copy(order)
             case wire.CommitDone():
                 self._committed += 1
-            case wire.CheckpointList():
+            case wire.Answer():
                 self._fences -= 1
             case wire.Close():
                 self._vanish(host)

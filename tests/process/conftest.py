@@ -21,8 +21,8 @@ import pytest
 
 from distrain import BackendConfig, Checkpoint, Result, RunConfig, ScalingConfig
 from distrain.coordinator.connection.transport import Transport, this_machine
-from distrain.coordinator.fit import run_work
 from distrain.coordinator.requests import STOP, ask
+from distrain.coordinator.run.fit import run_work
 from distrain.hosts.hostfile import HostSpec
 from distrain.storage.paths import RunPaths
 from distrain.worker.job.job import FunctionWork

@@ -16,8 +16,8 @@ from distrain import Checkpoint, PreemptionError, Result, RunConfig, ScalingConf
 from distrain.as_ray.tune import search_space as tune
 from distrain.as_ray.tune.tuner import RunConfig as TuneRunConfig
 from distrain.as_ray.tune.tuner import TuneConfig, Tuner, TuneReportCallback, report, with_parameters, with_resources
-from distrain.coordinator import stop_signals
-from distrain.coordinator.trainer import DataParallelTrainer
+from distrain.coordinator.ranks import stop_signals
+from distrain.coordinator.run.trainer import DataParallelTrainer
 from tests.conftest import wait_until
 from tests.stand_in import leave
 

@@ -25,7 +25,7 @@ from distrain import (
     ShippingConfig,
     WorkerGroupError,
 )
-from distrain.coordinator.fit import run_work
+from distrain.coordinator.run.fit import run_work
 from distrain.system import process
 from distrain.worker.job.job import FunctionWork, ScriptWork
 from tests.nvml import make_driver

@@ -28,7 +28,7 @@ from distrain import (
     ScalingConfig,
 )
 from distrain.coordinator.connection.transport import Transport
-from distrain.coordinator.fit import run_work
+from distrain.coordinator.run.fit import run_work
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import HostSpec
 from distrain.worker.job.job import FunctionWork

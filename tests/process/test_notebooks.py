@@ -134,7 +134,7 @@ def test_a_healthy_run_shows_one_block_and_no_red_text(shown: dict[str, Cell]) -
 def test_an_error_is_one_screen_that_names_cells(shown: dict[str, Cell]) -> None:
     error = shown["failure"].error
     assert len(error) <= 30
-    assert not [line for line in error if "coordinator/trainer.py" in line or "ipykernel" in line]
+    assert not [line for line in error if "coordinator/run/trainer.py" in line or "ipykernel" in line]
     assert "Cell In[4], line 1" in error
     assert error.index('    File "Cell In[2]", line 2, in divide') + 1 == error.index("      return 1 / x")
     assert shown["failure"].block["text/plain"].startswith("failed after ")
@@ -160,4 +160,4 @@ def test_an_interrupt_is_one_screen(shown: dict[str, Cell]) -> None:
     assert interrupt.block["text/plain"].startswith("stopped by Ctrl-C after ")
     assert "    continue:    start the run again with RunConfig(name=" in interrupt.block["text/plain"]
     assert interrupt.error[-1].startswith("KeyboardInterrupt")
-    assert not [line for line in interrupt.error if "coordinator/trainer.py" in line]
+    assert not [line for line in interrupt.error if "coordinator/run/trainer.py" in line]

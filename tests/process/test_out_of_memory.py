@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import distrain
-from distrain.decisions.health import pace
+from distrain.decisions import pace
 from tests.process.conftest import GROUP_BYTES, SSH_THAT_EXECUTES, Fit, make_fake_ssh
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import distrain
 from distrain.api import current
 from distrain.collective import barrier
-from distrain.coordinator.trainer import DataParallelTrainer
+from distrain.coordinator.run.trainer import DataParallelTrainer
 from distrain.storage.checkpoint import POSITIONS, Checkpoint
 
 if TYPE_CHECKING:

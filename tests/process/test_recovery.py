@@ -14,7 +14,7 @@ import pytest
 import distrain
 from distrain import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig, WorkerGroupError
 from distrain.api.backend import BackendConfig
-from distrain.coordinator.fit import run_work
+from distrain.coordinator.run.fit import run_work
 from distrain.worker.job.job import ScriptWork
 from tests.process.conftest import files_of, log_of, records
 

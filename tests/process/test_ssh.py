@@ -23,7 +23,7 @@ from distrain import (
     __version__,
 )
 from distrain.coordinator.connection.transport import Transport
-from distrain.coordinator.fit import run_work
+from distrain.coordinator.run.fit import run_work
 from distrain.hosts.hostfile import HostSpec
 from distrain.worker.job.job import FunctionWork
 from tests.process.conftest import SSH_THAT_EXECUTES, Fit, make_fake_ssh

@@ -31,7 +31,7 @@ import distrain
 from distrain import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig
 from distrain.api.backend import BackendConfig
 from distrain.worker.job.job import FunctionWork
-from distrain.coordinator.fit import run_work
+from distrain.coordinator.run.fit import run_work
 from distrain.coordinator.connection.transport import Transport
 
 place, grace_s, end = Path(sys.argv[1]), *sys.argv[2:]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import distrain
 from distrain import RunConfig, ScalingConfig
 from distrain.api.backend import BackendConfig
-from distrain.coordinator.fit import run_work
-from distrain.decisions.health import pace
+from distrain.coordinator.run.fit import run_work
+from distrain.decisions import pace
 from distrain.worker.job.job import FunctionWork
 from tests.nvml import make_driver
 

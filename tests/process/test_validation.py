@@ -29,7 +29,7 @@ from distrain import (
     ValidationConfig,
     ValidationTaskConfig,
 )
-from distrain.coordinator.fit import run_work
+from distrain.coordinator.run.fit import run_work
 from distrain.worker.job.job import FunctionWork
 from tests.conftest import wait_until
 from tests.process.conftest import Fit

@@ -66,7 +66,7 @@ KNOWN = [
     ),
     Known(
         "attempts of a continued run begin at 0 again",
-        "coordinator/run/manifest.py",
+        "coordinator/store/manifest.py",
         '        self.first_attempt: int = self._attempts[-1]["attempt"] + 1 if self._attempts else 0\n',
         "        self.first_attempt: int = 0\n",
     ),
@@ -359,8 +359,8 @@ KNOWN = [
     Known(
         "no hang is shown once a host is lost whose ranks had finished",
         "coordinator/engine.py",
-        "hosts=lambda: self.machine.living_hosts if",
-        "hosts=lambda: list(self.machine.plan.hosts) if",
+        "return self.machine.living_hosts if",
+        "return list(self.machine.plan.hosts) if",
     ),
     Known(
         "a hang whose rank then finishes never ends",
@@ -389,7 +389,7 @@ KNOWN = [
     ),
     Known(
         "run.json does not have the checkpoint from which an attempt starts",
-        "coordinator/run/manifest.py",
+        "coordinator/store/manifest.py",
         "        if latest is not None:\n            now[",
         "        if False:\n            now[",
     ),

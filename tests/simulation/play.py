@@ -27,8 +27,9 @@ from distrain.agent import host_setup, memory_keeper
 from distrain.api.backend import BackendConfig
 from distrain.api.job import Job
 from distrain.api.observer import RankTrains
-from distrain.coordinator import coordinator, engine, launch_checks, stop_signals, validations
+from distrain.coordinator import coordinator, engine, launch_checks, validations
 from distrain.coordinator.host_files import Shipping
+from distrain.coordinator.ranks import stop_signals
 from distrain.coordinator.run import run as run_module
 from distrain.coordinator.run.facts import RunFacts
 from distrain.coordinator.store import local_store
@@ -266,7 +267,7 @@ class Play:
         )  # fmt: skip
         transports: Any = [SimpleNamespace(host=spec) for spec in specs]
         shipping = Shipping(question=wire.SetUpHost(files=[], folders=[], place=""), fetch_limit=1 << 30)
-        where = run_module.Where(transports=transports, shipping=shipping, launcher=None, starts_workers=True)
+        where = run_module.Where(transports=transports, shipping=shipping, starts_workers=True)
         store = open_run(config.storage_path, config.name)
         try:
             life.result = _Run(store, request, config, work, where, None, life, self).train()

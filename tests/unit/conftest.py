@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import CheckpointConfig
-from distrain.decisions.checkpoints.actions import Delete, Publish, Record, UpdateManifest
+from distrain.decisions.checkpoints.actions import Publish
+from distrain.decisions.hearing import handlers_of
 from distrain.storage.commit import CommittedCheckpoint, committed, new_manifest
 
 if TYPE_CHECKING:
@@ -44,13 +45,7 @@ def perform(store: RunStore) -> None:
     """Have the store of a run without a loop do at once what follows from changes of its checkpoints."""
 
     def do(action: Any) -> None:
-        match action:
-            case UpdateManifest(saved, fields):
-                store.update_manifest(saved, fields)
-            case Delete(chosen, kept):
-                store.delete(chosen, kept)
-            case Record(event, fields):
-                store.append_event(event, **fields)
+        handlers_of(store)[type(action)]("", action)
 
     store.ledger.emit = do
 

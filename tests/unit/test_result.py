@@ -20,8 +20,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from distrain.api.config import CheckpointConfig
 from distrain.api.result import Result, make_result, pickle_or_none
+from distrain.coordinator.run.trainer import DataParallelTrainer
 from distrain.coordinator.store.local_store import LocalStore
-from distrain.coordinator.trainer import DataParallelTrainer
 from distrain.errors import ControllerError, StorageError, WorkerGroupError
 from distrain.storage.commit import Commit, CommittedCheckpoint
 from distrain.storage.paths import RunPaths, choose_run

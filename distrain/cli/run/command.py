@@ -19,9 +19,9 @@ from distrain.cli.run.target import say_what_is_misplaced, work_of, workers_path
 from distrain.cli.showing import details_of
 from distrain.cli.text import write_json
 from distrain.coordinator.connection.choice import hosts_of
-from distrain.coordinator.fit import check_hosts, run_work
 from distrain.coordinator.run.error_screen import show_error
 from distrain.coordinator.run.errors import exit_code_of
+from distrain.coordinator.run.fit import check_hosts, run_work
 from distrain.errors import DistrainError, ResourcesError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus

@@ -146,9 +146,12 @@ class AgentLink:
         is_hello = frame.kind == wire.Hello.__name__
         if self.has_rested and not self.greeted and not is_hello:
             return  # it belongs to the former run
-        if is_hello and (refused := self._greet(frame.header)) is not None:
-            self._refuse(refused)
-            return
+        if is_hello:
+            self.hello = frame.header
+            own_python = None if self._transport.makes_environment else platform.python_version()
+            if (refused := refusal(self.hello, own_python)) is not None:
+                self._refuse(refused)
+                return
         try:
             message = frame.message()
         except WireError as error:
@@ -156,10 +159,6 @@ class AgentLink:
             return
         self.greeted = self.greeted or is_hello
         self._callbacks.on_message(self, message)
-
-    def _greet(self, hello: dict[str, Any]) -> str | None:
-        self.hello = hello
-        return refusal(hello, None if self._transport.makes_environment else platform.python_version())
 
     def _refuse(self, why: str) -> None:
         self.drop()
@@ -193,9 +192,8 @@ class AgentLink:
         self.send(wire.Close(rests_s=idle_s))
         while not self._channel.at_end and time.monotonic() < deadline:
             self._channel.flush()
-            for frame in self._channel.wait(0.1):
-                if frame.kind == wire.HostIdle.__name__ and frame.header["attempt"] < 0:
-                    return True
+            if any(frame.kind == wire.Close.__name__ for frame in self._channel.wait(0.1)):
+                return True
         self.dropped = self._channel.at_end
         return False
 
@@ -247,13 +245,8 @@ class AgentLink:
             elif code == self._transport.failed_code:
                 how += f", which is {program}'s when it cannot connect or log in"
             elif code == _NOT_FOUND and not self.greeted:
-                how += ", there is no such program: "
-                named = self._transport.host.python
-                how += (
-                    "correct python= in the hostfile"
-                    if named
-                    else "name the host's interpreter with python= in the hostfile"
-                )
+                what = "correct" if self._transport.host.python else "name the host's interpreter with"
+                how += f", there is no such program: {what} python= in the hostfile"
             elif code >= 0 and not self.greeted and self._transport.ships:
                 how += ": distrain needs only a login shell and a Python there"
         words, host = self._last_words(), self._transport.host

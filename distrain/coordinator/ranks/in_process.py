@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from distrain.coordinator.ranks.adopted import AdoptedRanks
 from distrain.coordinator.ranks.rank_channel import RankChannel
+from distrain.coordinator.ranks.stop_signals import stop_signals
 from distrain.coordinator.ranks.this_process import OwnRank, Signals, environment, module_path, only_one
-from distrain.coordinator.stop_signals import stop_signals
 from distrain.system.loop import SignalRelay
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from distrain.api.context import TrainContext
 from distrain.coordinator.ranks.adopted import AdoptedRanks
 from distrain.coordinator.ranks.handshake import HandshakeError
 from distrain.coordinator.ranks.rank_channel import Entrance, RankChannel, connect
+from distrain.coordinator.ranks.stop_signals import STOP_SIGNALS
 from distrain.coordinator.ranks.this_process import OwnRank, Signals, environment, module_path, only_one
-from distrain.coordinator.stop_signals import STOP_SIGNALS
 from distrain.decisions.placement import RANK_DEFAULTS, make_plan, rendezvous_network
 from distrain.errors import ControllerError, LaunchError, WorkerGroupError
 from distrain.hosts.host import chosen_interface, collective_variables, interface_problem

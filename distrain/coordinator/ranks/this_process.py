@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain import wire
 from distrain.api import current
-from distrain.coordinator.stop_signals import note_stop
+from distrain.coordinator.ranks.stop_signals import note_stop
 from distrain.errors import DistrainError, LaunchError
 from distrain.system import process
 from distrain.system.loop import handler_of

@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distrain.coordinator.stop_signals import exit_code
+from distrain.coordinator.ranks.stop_signals import exit_code
 from distrain.decisions.blame import culprit_first, hang_failures, is_refusal
 from distrain.decisions.failure_screen import failure_screen
 from distrain.decisions.health.collectives import UNKNOWN, Comparison

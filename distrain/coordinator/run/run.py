@@ -20,8 +20,8 @@ from distrain.coordinator.ranks.adopted import request_for_adopted
 from distrain.coordinator.ranks.in_process import InProcessRank
 from distrain.coordinator.run.errors import RunErrors, exit_code_of
 from distrain.coordinator.run.facts import RunFacts, plain
-from distrain.coordinator.run.manifest import RunManifest
 from distrain.coordinator.store.event_log import EventLog
+from distrain.coordinator.store.manifest import RunManifest
 from distrain.decisions.blame import RunSummary
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.decisions.recovery.retries import start_without_checkpoint
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from distrain.coordinator.connection.transport import Transport
     from distrain.coordinator.host_files import Shipping
     from distrain.coordinator.ranks.joined import RankGroup
-    from distrain.coordinator.ranks.outer_launcher import OuterLauncher
     from distrain.coordinator.ranks.port import Ranks
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
@@ -54,14 +53,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """The place where a run trains: on which hosts, with which files; by which launcher, if not distrain.
+    """The place where a run trains: on which hosts, with which files.
 
     starts_workers: False if train_func runs in this process.
     """
 
     transports: Sequence[Transport]
     shipping: Shipping
-    launcher: OuterLauncher | None
     starts_workers: bool
 
 
@@ -85,7 +83,7 @@ class Run:
         }
         given = getattr(self.work, "config", {})
         self._facts = RunFacts(script_of(self.work), given, getattr(self.work, "argv", ()))
-        self._manifest = RunManifest(self.store, run_id=self.request.run_id, configs=configs, facts=self._facts)
+        self._manifest = RunManifest(self.store, run_id=self.request.run_id, configs=configs, known=self._facts.known)
         self._continued = bool(self._manifest.before)
         if self.config.log_dir is not None:
             self.store.paths = replace(self.store.paths, log_dir=absolute(self.config.log_dir))
@@ -132,12 +130,13 @@ class Run:
                 ranks,
                 self.config.checkpoint_config,
                 observers,
+                self._status,
                 manifest=self._manifest,
                 start_without_own=self._start_without_own,
                 shipping=self.where.shipping.for_run(self.store, request.run_id),
             )
             ranks.drive(Coordinator(engine).run)
-            result, failure = self._conclude(engine, observers.status)
+            result, failure = self._conclude(engine)
         except BaseException as error:
             failure = error
         self._end(engine, observers, result, failure)
@@ -150,8 +149,8 @@ class Run:
         location, name = str(self.store.location), self.store.location.name
         in_process = not self.where.starts_workers
         self._begun = RunBegan(self.request.run_id, name, location, self.store.paths.root, in_process)
-        status = RunStatus(location, time.monotonic(), self.request.stop_grace_s)
-        return Observers(status, [EventLog(self.store), *observers_of(self._context, self._begun, status)])
+        self._status = RunStatus(location, time.monotonic(), self.request.stop_grace_s)
+        return Observers([EventLog(self.store), *observers_of(self._context, self._begun, self._status)])
 
     def _end(
         self,
@@ -166,10 +165,10 @@ class Run:
         is_over = end.state.is_terminal and (result is not None or end.state is not RunState.FINISHED)
         reason = None if end.state is RunState.FINISHED else end.stop_reason
         status = "failed" if not is_over else "stopped" if reason else end.state.value  # as its error says
-        seconds = time.monotonic() - observers.status.started
+        seconds = time.monotonic() - self._status.started
         advice = None
         if engine is not None and reason == "SIGINT":
-            advice = self._run_errors(engine, observers.status).how_to_continue
+            advice = self._run_errors(engine).how_to_continue
         try:
             self._facts.end()
             self._manifest.exit_code = exit_code_of(error)
@@ -259,7 +258,7 @@ class Run:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _conclude(self, engine: Engine, status: RunStatus) -> tuple[Result, BaseException | None]:
+    def _conclude(self, engine: Engine) -> tuple[Result, BaseException | None]:
         """Make the Result, and the exception to raise if the run did not finish."""
         value = engine.end.value
         if value is not None:
@@ -279,7 +278,7 @@ class Run:
         )
         if engine.end.state is RunState.FINISHED:
             return result, None
-        error = self._run_errors(engine, status).error()
+        error = self._run_errors(engine).error()
         if isinstance(error, TrainingFailedError):
             error.result = result
             failed = error
@@ -302,8 +301,8 @@ class Run:
         if (blob := pickle_or_none(error)) is not None:
             write_atomically(self.store.paths.error_pickle, blob)
 
-    def _run_errors(self, engine: Engine, status: RunStatus) -> RunErrors:
-        end, evidence = engine.end, engine.evidence
+    def _run_errors(self, engine: Engine) -> RunErrors:
+        end, evidence, progress = engine.end, engine.evidence, self._status.progress
         name, logs, latest = self.store.location.name, None, self.store.ledger.latest
         if self.where.starts_workers and end.attempt >= self._manifest.first_attempt:
             logs = self.store.display_path(self.store.paths.log(end.attempt, 0).parent)
@@ -312,7 +311,7 @@ class Run:
             run=str(self.store.location),
             name=name,
             is_script=self.request.is_script,
-            step="{:,} of {:,}".format(*status.progress) if status.progress else None,
+            step="{:,} of {:,}".format(*progress) if progress else None,
             checkpoint=f"{latest.path.name}, at {latest.place}" if latest else None,
             logs=logs,
             page=str(self.store.paths.page) if self._storage_works(end) and not self.store.is_remote else None,
@@ -320,7 +319,7 @@ class Run:
             where=engine.hangs.locations(end.stopped_ranks),
             collectives=engine.hangs.collectives(),
             is_stuck=self._continued and engine.reports.last is None,
-            evidence=None if evidence.is_empty else self.store.display_path(evidence.folder),
+            evidence=None if evidence.is_empty else self.store.display_path(evidence.folder()),
         )
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.decisions.events import AttemptStarts
-from distrain.decisions.hearing import hears
+from distrain.decisions.health.hangs import Keep
+from distrain.decisions.hearing import does, hears
 from distrain.storage.names import evidence_file
 
 if TYPE_CHECKING:
@@ -32,35 +33,35 @@ class Evidence:
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
-        self.begin(-1)
+        self._attempt, self._snapshots, self.is_empty = -1, 0, True
 
     @hears(AttemptStarts)
     def on_attempt(self, _: str, starts: AttemptStarts) -> None:
-        """Begin the folder of an attempt."""
-        self.begin(starts.attempt)
-
-    def begin(self, attempt: int) -> None:
         """Begin the folder of an attempt. It is made when there is something to keep."""
-        self._attempt, self._snapshots = attempt, 0
-        self.folder = self._store.paths.evidence(attempt)
-        self.is_empty = True
+        self._attempt, self._snapshots, self.is_empty = starts.attempt, 0, True
+
+    def folder(self) -> Path:
+        """Return the folder of the attempt."""
+        return self._store.paths.evidence(self._attempt)
 
     @hears(wire.Dump)
     def on_dump(self, _: str, dump: wire.Dump) -> None:
         """Keep what a rank has sent. Of its stacks, the hang monitor chooses those to keep."""
         if dump.what not in ("last_collectives", "stacks"):
-            self.keep(dump.what, dump.rank, dump.body)
+            self.keep(dump)
 
     def path(self, what: str, rank: int) -> Path:
         """Return the path of one kind of evidence of a rank. Unknown kinds raise KeyError."""
         return self._store.paths.root / evidence_file(self._attempt, what, rank)
 
-    def keep(self, what: str, rank: int, body: bytes) -> None:
+    @does(Keep)
+    def keep(self, piece: Keep | wire.Dump) -> None:
         """Write one kind of evidence of a rank. GPU memory is kept of some ranks only."""
+        what, rank = piece.what, piece.rank
         self.is_empty = False
         if what == "memory":
             self._snapshots += 1
             if self._snapshots > _MOST_SNAPSHOTS:
                 return
         complaint = f"cannot keep the {what.replace('_', ' ')} of rank {rank}"
-        self._store.write_optional_file(self.path(what, rank), body, complaint)
+        self._store.write_optional_file(self.path(what, rank), piece.body, complaint)

@@ -33,7 +33,7 @@ from distrain.storage.records import committed_at, complete_manifest, damage_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from distrain.decisions.checkpoints.actions import Publish
+    from distrain.decisions.checkpoints.actions import Adopt, Delete, MakeDirectory, Publish, UpdateManifest
     from distrain.storage.commit import CommittedCheckpoint
     from distrain.system.background import Background
 
@@ -104,14 +104,14 @@ class LocalStore(RunStore):
                 take_over(self.paths.root, self.ledger.given_up, 0.0)
         super().close()
 
-    def adopt(self, then: Callable[[Sequence[CommittedCheckpoint]], None]) -> None:
-        given_up = self.ledger.given_up
-        self._do("a checkpoint", lambda: [committed_at(path) for path in take_over(self.paths.root, given_up)], then)
+    def adopt(self, asked: Adopt) -> None:
+        take = partial(take_over, self.paths.root, self.ledger.given_up)
+        self._do("a checkpoint", lambda: list(map(committed_at, take())), asked.then)
 
     # -- commits --------------------------------------------------------------------------------------------------
 
-    def prepare(self, attempt: int, ordinal: int, *, name: str | None, then: Callable[[str], None]) -> None:
-        self._do("a checkpoint", lambda: str(self.staging_directory(attempt, ordinal)), then)
+    def prepare(self, new: MakeDirectory) -> None:
+        self._do("a checkpoint", lambda: str(self.staging_directory(new.attempt, new.ordinal)), new.then)
 
     def staging_directory(self, attempt: int, ordinal: int) -> Path:
         """Make and return the directory for the files of all ranks. Raise OSError."""
@@ -166,21 +166,23 @@ class LocalStore(RunStore):
         """Return a path in the run directory that does not exist: ``name``, or ``name`` with a number."""
         return next(path for one in numbered(name) if not (path := self.paths.root / one).exists())
 
-    def update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
+    def update_manifest(self, new: UpdateManifest) -> None:
+        name = new.saved.path.name
+
         def work() -> None:
-            path = self.paths.root / saved.path.name / MANIFEST_FILE
+            path = self.paths.root / name / MANIFEST_FILE
             try:
-                manifest = {**json.loads(path.read_text()), **fields}
+                manifest = {**json.loads(path.read_text()), **new.fields}
             except (ValueError, TypeError) as error:
                 raise OSError(errno.EIO, f"it is damaged ({error})", str(path)) from error
             write_atomically(path, json.dumps(manifest, indent=1).encode())
 
-        self._do_optional(f"the manifest of {saved.path.name} could not be updated", work)
+        self._do_optional(f"the manifest of {name} could not be updated", work)
 
     # -- deletion -------------------------------------------------------------------------------------------------
 
-    def delete(self, chosen: Sequence[CommittedCheckpoint], kept: Callable[[list[CommittedCheckpoint]], None]) -> None:
-        self._background.do(lambda: self._delete(chosen), kept)
+    def delete(self, surplus: Delete) -> None:
+        self._background.do(lambda: self._delete(surplus.chosen), surplus.kept)
 
     def _delete(self, chosen: Sequence[CommittedCheckpoint]) -> list[CommittedCheckpoint]:
         """Make each checkpoint vanish at once, by a rename. Return those that stay, because a process reads them."""

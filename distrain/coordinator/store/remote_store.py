@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from distrain.decisions.checkpoints.actions import Publish
-    from distrain.storage.commit import CommittedCheckpoint
+    from distrain.decisions.checkpoints.actions import Delete, MakeDirectory, Publish, UpdateManifest
     from distrain.system.background import Background
     from distrain.system.loop import Loop
 
@@ -225,8 +224,8 @@ class RemoteStore(RunStore):
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
-    def prepare(self, attempt: int, ordinal: int, *, name: str | None, then: Callable[[str], None]) -> None:
-        then(self._directory_for(attempt, ordinal, name))
+    def prepare(self, new: MakeDirectory) -> None:
+        new.then(self._directory_for(new.attempt, new.ordinal, new.name))
 
     def _directory_for(self, attempt: int, ordinal: int, name: str | None) -> str:
         """Return the name of a checkpoint's directory, which no other one has had."""
@@ -262,13 +261,13 @@ class RemoteStore(RunStore):
         )
         self._order(order, answered)
 
-    def update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
-        complaint = f"the manifest of {saved.path.name} could not be updated"
-        order = wire.UpdateManifest(directory=saved.path.name, fields=dict(fields))
-        self._order(order, partial(_warn_if_failed, complaint))
+    def update_manifest(self, new: UpdateManifest) -> None:
+        name = new.saved.path.name
+        order = wire.UpdateManifest(directory=name, fields=dict(new.fields))
+        self._order(order, partial(_warn_if_failed, f"the manifest of {name} could not be updated"))
 
-    def delete(self, chosen: Sequence[CommittedCheckpoint], kept: Callable[[list[CommittedCheckpoint]], None]) -> None:
-        order = wire.DeleteCheckpoints(directories=[saved.path.name for saved in chosen])
+    def delete(self, surplus: Delete) -> None:
+        order = wire.DeleteCheckpoints(directories=[saved.path.name for saved in surplus.chosen])
         self._order(order, partial(_warn_if_failed, "an old checkpoint could not be deleted"))
 
     # -- the end --------------------------------------------------------------------------------------------------

@@ -15,7 +15,9 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distrain.decisions.checkpoints.actions import Adopt, Delete, MakeDirectory, Publish, Record, UpdateManifest
 from distrain.decisions.checkpoints.ledger import Ledger
+from distrain.decisions.hearing import does
 from distrain.errors import StorageError
 from distrain.storage.files import write_atomically
 from distrain.storage.ownership import check_owners, open_without_links
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain import wire
-    from distrain.decisions.checkpoints.actions import Publish
-    from distrain.storage.commit import CommittedCheckpoint
     from distrain.system.loop import Loop
     from distrain.system.remote_path import RemotePath
 
@@ -285,6 +285,11 @@ class RunStore(ABC):
         record = {**line, "metrics": finite, **({"nonfinite": nonfinite} if nonfinite else {})}
         self._metrics.append(_LINE_JSON.encode(record) + "\n")
 
+    @does(Record)
+    def record(self, happened: Record) -> None:
+        """Add a line about a checkpoint."""
+        self.append_event(happened.event, **happened.fields)
+
     def append_event(self, event: str, **fields: Any) -> None:
         """Add a line about what has happened, which the next :meth:`flush` writes. ``event``: its kind."""
         self._events.append(_LINE_JSON.encode({"time": time.time(), "event": event, **fields}) + "\n")
@@ -317,25 +322,30 @@ class RunStore(ABC):
         """Return a name for the checkpoint with this number, for which the user has none. It is given only once."""
         return self.paths.checkpoint(index).name
 
+    @does(MakeDirectory)
     @abstractmethod
-    def prepare(self, attempt: int, ordinal: int, *, name: str | None, then: Callable[[str], None]) -> None:
-        """Call ``then`` with the directory for the files of a checkpoint, which will be called ``name``."""
+    def prepare(self, new: MakeDirectory) -> None:
+        """Make the directory for the files of a checkpoint."""
 
+    @does(Publish)
     @abstractmethod
     def publish(self, new: Publish) -> None:
         """Write the metadata, then the manifest. Call ``new.done`` with the checkpoint's path, or ``new.failed``."""
 
-    def adopt(self, then: Callable[[Sequence[CommittedCheckpoint]], None]) -> None:
-        """Call ``then`` with the checkpoints that agents have stored while out of reach."""
-        then(())
+    @does(Adopt)
+    def adopt(self, asked: Adopt) -> None:
+        """Look for checkpoints that agents have stored while out of reach."""
+        asked.then(())
 
+    @does(UpdateManifest)
     @abstractmethod
-    def update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
+    def update_manifest(self, new: UpdateManifest) -> None:
         """Replace fields of a checkpoint's manifest. Warn if that fails."""
 
+    @does(Delete)
     @abstractmethod
-    def delete(self, chosen: Sequence[CommittedCheckpoint], kept: Callable[[list[CommittedCheckpoint]], None]) -> None:
-        """Delete checkpoints. Warn if that fails. Call ``kept`` with those that stay, as a process reads them."""
+    def delete(self, surplus: Delete) -> None:
+        """Delete checkpoints. Warn if that fails."""
 
     # -- work of other processes ----------------------------------------------------------------------------------
 

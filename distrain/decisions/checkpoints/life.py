@@ -657,10 +657,7 @@ class Checkpoints:
     def _on_fetched(self, asked: wire.FetchCheckpoint, folder: str, failed: str | None) -> None:
         if asked.attempt == self._attempt:
             self._do(self._assembly.running(asked.rank, self.now))
-            rank, path = asked.rank, asked.path
-            self._tell(
-                wire.CheckpointFetched(attempt=asked.attempt, rank=rank, path=path, folder=folder, failed=failed)
-            )
+            self._tell(_answer(asked, folder.encode(errors="surrogateescape"), failed))
 
     @hears(wire.AskCheckpointList)
     def _on_ask(self, _: str, request: wire.AskCheckpointList) -> None:
@@ -698,7 +695,7 @@ class Checkpoints:
                     self._answer_at = min(due, self._answer_at or due)
                 continue
             body = body or self._checkpoint_list()
-            self._tell(wire.CheckpointList(attempt=request.attempt, rank=request.rank, index=request.index, body=body))
+            self._tell(_answer(request, body))
             if request.synced and now >= limit and reports > settled:
                 self._do(self._assembly.write_off_laggards(reports))
 
@@ -724,3 +721,7 @@ class Checkpoints:
             for saved in self.ledger.all
         ]
         return json.dumps(checkpoints).encode()
+
+
+def _answer(asked: wire.Question, body: bytes, failed: str | None = None) -> wire.Answer:
+    return wire.Answer(attempt=asked.attempt, rank=asked.rank, question=asked.question, body=body, failed=failed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distrain.decisions.blame import BATCHES
 from distrain.system.text import name_ranks, rank_list, ranks_have
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ _SYMMETRIC = ("all", "_all", "barrier", "reduce_scatter", "_reduce_scatter")
 """Beginnings of operations in which all ranks play the same part. In others, one rank is special, such as the root."""
 _ANY = "all ranks must call the same collectives: look for one under `if rank == 0`, or loops of different lengths"
 _SOME = "every rank must take part in every collective: look for one that only some call, such as under `if rank == 0`"
-BATCHES = "every rank must take part in every collective: do all have the same number of batches?"
 _SHAPES = "all ranks must pass the same shape and type: look at where the tensors come from, such as a short last batch"
 _NETWORK = (
     "all ranks have made the same call, so look at the network between them: a firewall, the MTU, a cable; "

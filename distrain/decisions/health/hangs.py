@@ -18,7 +18,7 @@ from distrain.api.observer import HangBegan, HangEnded
 from distrain.decisions.events import AttemptEnded, AttemptStarts, HangDetected, SendMessage, ShowLine
 from distrain.decisions.health.collectives import Comparison, compare
 from distrain.decisions.health.standstills import Hang, Standstills
-from distrain.decisions.hearing import hears
+from distrain.decisions.hearing import does, hears
 from distrain.system.stacks import location, places_of, summarize_stacks, suspects
 from distrain.system.text import duration, name_ranks
 
@@ -85,10 +85,14 @@ class Hangs:
         limits = ((self.config.hang_report_s, self._warn_of_silence), (self.config.hang_timeout_s, self._time_out))
         chosen = [(limit_s, action) for limit_s, action in limits if limit_s is not None and limit_s < math.inf]
         self._limits = sorted(chosen, key=itemgetter(0))
-        self.begin()
+        self._begin(-1, 0)
 
-    def begin(self, attempt: int = -1, ranks: int = 0) -> None:
-        """Forget the last attempt. ``ranks``: the number of those of the next one."""
+    @does(AttemptStarts)
+    def begin(self, starts: AttemptStarts) -> None:
+        """Begin with the ranks of an attempt, and forget the last one."""
+        self._begin(starts.attempt, len(starts.plan.ranks))
+
+    def _begin(self, attempt: int, ranks: int) -> None:
         self._attempt = attempt
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
         self.standstills = Standstills(expected=ranks)
@@ -114,17 +118,8 @@ class Hangs:
         self._hung_since: float | None = None
         """Since when there is no progress (seconds since 1970), once that was reported."""
 
-    @hears(AttemptStarts)
-    def on_attempt(self, _: str, starts: AttemptStarts) -> None:
-        """Begin with the ranks of an attempt."""
-        self.begin(starts.attempt, len(starts.plan.ranks))
-
-    @hears(AttemptEnded)
-    def on_attempt_end(self, _: str, ended: AttemptEnded) -> None:
-        """End the hang of the attempt, if there is one."""
-        self.end_hang()
-
-    def end_hang(self) -> None:
+    @does(AttemptEnded)
+    def end_hang(self, _: AttemptEnded | None = None) -> None:
         """Record the hang that has ended, if there was one."""
         hang, self._hang = self._hang, None
         if self._hung_since is not None:
@@ -164,19 +159,11 @@ class Hangs:
 
     # -- hangs, by evidence ---------------------------------------------------------------------------------------
 
-    @hears(wire.Outcome)
-    def on_outcome(self, _: str, outcome: wire.Outcome) -> None:
+    @does(wire.Outcome, wire.Exited)
+    def rank_ended(self, end: wire.Outcome | wire.Exited) -> None:
         """Note that a rank has left train_func."""
-        self.rank_ended(outcome.rank, ok=outcome.ok)
-
-    @hears(wire.Exited)
-    def on_exited(self, _: str, message: wire.Exited) -> None:
-        """Note that the process of a rank has ended."""
-        self.rank_ended(message.rank, ok=False)
-
-    def rank_ended(self, rank: int, *, ok: bool) -> None:
-        """Note that a rank has left train_func."""
-        self.standstills.ended(rank, self.now, ok=ok)
+        ok = isinstance(end, wire.Outcome) and end.ok
+        self.standstills.ended(end.rank, self.now, ok=ok)
         self._judged = False
         if ok:
             self._note_move()

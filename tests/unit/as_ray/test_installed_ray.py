@@ -32,7 +32,7 @@ def run(installed: Path, code: str, variable: str = "") -> subprocess.CompletedP
 
 
 def test_it_is_what_others_import(installed: Path) -> None:
-    assert run(installed, f"import distrain, distrain.coordinator.trainer; {ASK}").stdout == "Ray itself\n"
+    assert run(installed, f"import distrain, distrain.coordinator.run.trainer; {ASK}").stdout == "Ray itself\n"
     assert run(installed, f"import distrain; {ASK}", variable="0").stdout == "Ray itself\n"
 
 

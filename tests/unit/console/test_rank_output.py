@@ -34,7 +34,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from distrain.api.observer import Fact
+
 Console = pytest.CaptureFixture[str]
+
+
+class StatusAndConsole(Observers):
+    """The observers of a run whose state hears each fact first."""
+
+    status: RunStatus
+
+    def tell(self, fact: Fact) -> None:
+        self.status.hear(fact)
+        super().tell(fact)
 
 
 def observers_of(
@@ -42,7 +54,8 @@ def observers_of(
 ) -> Observers:
     """The console of an attempt whose ranks are on these hosts, the last one on the last host."""
     status = RunStatus("/runs/run", started=0.0)
-    observers = Observers(status, [RunConsole(status, ranks=shown)])
+    observers = StatusAndConsole([RunConsole(status, ranks=shown)])
+    observers.status = status
     observers.tell(AttemptBegan(0, [*hosts[:-1], *[hosts[-1]] * (ranks - len(hosts) + 1)], 0.0))
     return observers
 
@@ -317,13 +330,14 @@ def test_progress_is_shown_with_its_rate_and_the_time_left(capsys: Console) -> N
     ]
 
 
-def test_fast_reports_are_throttled_and_the_last_one_is_shown(capsys: Console) -> None:
+def test_fast_reports_are_throttled_and_the_last_one_is_shown(capsys: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     observers = observers_of()
     observers.tell(Reported(1, 1, 1, {}, None, 0.0))  # of another rank
     for index in range(1, 101):
         report(observers, index, now=10.0 + index * INTERVAL_S / 1000)
     assert capsys.readouterr().err == "distrain: report 1: no metrics\n"
-    observers.tick(10.0 + 2 * INTERVAL_S)
+    monkeypatch.setattr(time, "monotonic", lambda: 10.0 + 2 * INTERVAL_S)
+    observers.tick()
     assert capsys.readouterr().err == "distrain: report 100, 33.3/s: no metrics\n"
 
 

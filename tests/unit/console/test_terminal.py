@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PROGRAM = """
     import sys, time
     import distrain
-    from distrain.coordinator.trainer import DataParallelTrainer
+    from distrain.coordinator.run.trainer import DataParallelTrainer
 
     class Printer(distrain.UserCallback):
         def after_report(self, run_context, metrics, checkpoint):

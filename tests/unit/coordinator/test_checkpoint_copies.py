@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
+from distrain.decisions.checkpoints.actions import BringTo
+from distrain.decisions.events import HostLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +43,8 @@ class Lab:
 
     def fetch(self, checkpoint: Path, *hosts: str) -> None:
         for host in hosts:
-            self.copies.fetch(host, str(checkpoint), lambda *answer, host=host: self.answers.append((host, *answer)))
+            then: Any = lambda *answer, host=host: self.answers.append((host, *answer))  # noqa: E731
+            self.copies.fetch(BringTo(host, str(checkpoint), then))
 
     def bring(self, failed: str | None = None) -> None:
         """Let all that is on its way arrive, or fail."""
@@ -75,7 +78,7 @@ def test_a_delivery_that_fails_is_answered_and_the_next_who_asks_causes_another(
 
 def test_a_host_that_was_lost_gets_a_checkpoint_again(lab: Lab) -> None:
     lab.fetch(CHECKPOINT, "a")
-    lab.copies.lost("a")
+    lab.copies.lost(HostLost("a", "it is gone"))
     lab.deliveries.clear()  # as its mover is closed
     lab.fetch(CHECKPOINT, "a")
     lab.bring()

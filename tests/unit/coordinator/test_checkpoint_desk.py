@@ -12,10 +12,11 @@ from distrain import wire
 from distrain.api.config import CheckpointConfig
 from distrain.coordinator.checkpoint_desk import CheckpointDesk
 from distrain.coordinator.store.local_store import LocalStore
-from distrain.decisions.checkpoints.actions import Tick
+from distrain.decisions.checkpoints.actions import Store, Tick
 from distrain.decisions.checkpoints.life import Checkpoints
 from distrain.decisions.checkpoints.site import Site
-from distrain.decisions.events import AttemptStarts, HostLost
+from distrain.decisions.events import AttemptStarts, HostLost, SendMessage, ShowLine
+from distrain.decisions.hearing import Parts
 from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.system.log import warn
 from distrain.system.loop import PausableClock
@@ -33,24 +34,15 @@ class Handler:
         self.checkpoints = Checkpoints(
             store.ledger, Site(config, store.location, is_remote=False, find_plan=lambda: plan)
         )
-        nothing: Any = lambda *values: None  # noqa: E731
-        desk = CheckpointDesk(
-            self.checkpoints,
-            store,
-            copies=nothing,
-            validations=nothing,
-            thread=nothing,
-            clock=PausableClock(),
-            flush=nothing,
-            send=lambda host, message: sent.append(message),
-            upload=lambda host, order: sent.append(order),
-            show=lambda line: warn(line.text),
-            tell=nothing,
-            find_other=nothing,
-            on_start=nothing,
-            on_settled=nothing,
-            on_roll_back=nothing,
-            is_over=lambda: False,
+        parts = Parts()
+        desk = CheckpointDesk(self.checkpoints, PausableClock(), flush=lambda: None, do=parts.tell)
+        parts.add(store)
+        parts.add_handlers(
+            {
+                SendMessage: lambda _, action: sent.append(action.message),
+                Store: lambda _, action: sent.append(action.order),
+                ShowLine: lambda _, line: warn(line.text),
+            }
         )
         self.handle = desk.handle
         self.handle(AttemptStarts(0, plan))

@@ -12,13 +12,15 @@ import pytest
 from distrain import wire
 from distrain.coordinator import host_files
 from distrain.coordinator.host_files import HostFiles, Shipping
+from distrain.decisions.events import HostLost, WorkersStart
 from distrain.errors import LaunchError
+from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.system.background import Background
 from distrain.transfer.project.project import Project
 from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 RUN = "/storage/run"
 QUESTION = wire.SetUpHost(files=[], folders=[], place="run", storage=RUN, probe_file="p", nonce="n")
@@ -161,7 +163,7 @@ def test_a_host_that_joins_while_the_project_is_searched_is_asked_afterwards(lab
     lab.set_up("b", "c")
     assert [len(lab.asked(host)) for host in HOSTS] == [1, 0, 1]
     assert lab.files.is_busy([])
-    lab.files.lost("a")
+    lab.files.lost(HostLost("a", "it is gone"))
     (search,) = held
     search()
     assert [len(lab.asked(host)) for host in HOSTS] == [1, 1, 1]
@@ -245,17 +247,23 @@ def test_hosts_that_do_not_see_the_storage_are_announced_once(lab: Lab, capsys: 
     assert [lab.files.lacks_storage(host) for host in [*HOSTS, "unknown"]] == [True, False, True, False]
     assert lab.files.checkpoints_on("a") == "/cache/a/checkpoints"
     for _ in range(2):
-        lab.files.announce(HOSTS)
+        lab.files.announce(workers_start(HOSTS))
     [line] = said(capsys)
     assert line.startswith("a, c do not see the run directory, which is not there; their checkpoints come here")
-    lab.files.lost("a")
+    lab.files.lost(HostLost("a", "it is gone"))
     lab.set_up("a")
     lab.answer("a", storage_problem="is not there")
-    lab.files.announce(HOSTS)
+    lab.files.announce(workers_start(HOSTS))
     assert not said(capsys)
 
 
 # -- movers ----------------------------------------------------------------------------------------------------------
+
+
+def workers_start(hosts: Iterable[str]) -> WorkersStart:
+    places = {"local_rank": 0, "local_world_size": 1}
+    ranks = (RankPlan(rank=n, host=host, node_rank=n, **places) for n, host in enumerate(hosts))
+    return WorkersStart(WorldPlan(ranks=tuple(ranks)))
 
 
 def upload(rank: int = 0) -> wire.Upload:
@@ -266,7 +274,7 @@ def test_the_mover_of_a_lost_host_is_ended(lab: Lab) -> None:
     lab.set_up("a")
     lab.answer("a", wanted="/w")
     former = lab.mover("a")
-    lab.files.lost("a")
+    lab.files.lost(HostLost("a", "it is gone"))
     lab.set_up("a")
     assert former.is_closed
     lab.answer("a", wanted="/w")
@@ -292,10 +300,10 @@ def test_files_that_a_lost_host_has_kept_are_named(capsys: pytest.CaptureFixture
     lab.set_up("a", "b", "c")
     for host in "abc":
         lab.answer(host, storage_problem="is not there", trial_dir=f"/cache/{host}/files")
-    lab.files.announce("abc")
+    lab.files.announce(workers_start("abc"))
     lab.files.bring_back("b")
     for host in "bc":
-        lab.files.lost(host)
+        lab.files.lost(HostLost(host, "it is gone"))
     lab.set_up("c")
     lab.answer("c", storage_problem="is not there", trial_dir="/cache/c/files")  # it is back
     capsys.readouterr()

@@ -10,6 +10,7 @@ import pytest
 
 from distrain.coordinator import launch_checks
 from distrain.coordinator.launch_checks import LaunchChecks
+from distrain.decisions.events import WorkersStart
 from distrain.decisions.host_checks import ANSWER_TIMEOUT_S, Finding
 from distrain.decisions.placement import make_plan
 from distrain.hosts.host import HostInfo
@@ -58,7 +59,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("checks_hosts", [False, True])
 def test_a_host_that_hangs_is_reported_once_and_only_a_check_of_hosts_fails(checks_hosts: bool) -> None:
     launch = Launch(checks_hosts=checks_hosts)
-    launch.checks.begin(launch.plan())
+    launch.checks.begin(WorkersStart(launch.plan()))
     launch.checks.handle("two", GOOD)
     launch.timers["checks"]()
     launch.timers["checks"]()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain.coordinator.run.facts import RunFacts, without_secrets
-from distrain.coordinator.run.manifest import RunManifest
 from distrain.coordinator.store.local_store import LocalStore
+from distrain.coordinator.store.manifest import RunManifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ def test_an_attempt_that_nobody_saw_ending_says_so_when_the_run_goes_on(tmp_path
     first = {"attempt": 0, "started": 1.0, "ended": 2.0, "failure": "rank 1: no"}
     second = {"attempt": 1, "started": 3.0, "ended": None, "failure": None}
     store.write_manifest({"status": "running", "attempts": [first, second]})
-    RunManifest(store, run_id="id", configs={}, facts=RunFacts("train.py", {})).write("running")
+    RunManifest(store, run_id="id", configs={}, known=RunFacts("train.py", {}).known).write("running")
     store.close()
     attempts = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
     assert attempts == [first, {**second, "failure": "the process that called fit() died"}]

@@ -61,14 +61,14 @@ class Run:
                 self.sent.append((host, message))
             case Store(host, order):
                 self.orders.append((host, order))
-            case MakeDirectory(attempt, ordinal, name, then):
-                self.store.prepare(attempt, ordinal, name=name, then=then)
+            case MakeDirectory():
+                self.store.prepare(action)
             case Publish() if self.publications is not None:
                 self.publications.append(action)
             case Publish():
                 self.store.publish(action)
-            case Adopt(then):
-                self.store.adopt(then)
+            case Adopt():
+                self.store.adopt(action)
             case StorageFails(why):
                 self.failures.append(why)
             case ShowLine(text):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distrain.coordinator import stop_signals
-from distrain.coordinator.stop_signals import during_fit, note_stop
+from distrain.coordinator.ranks import stop_signals
+from distrain.coordinator.ranks.stop_signals import during_fit, note_stop
 from distrain.system.loop import Loop
 
 if TYPE_CHECKING:

@@ -21,24 +21,26 @@ def join(
     data: bytes = b"",
     now: float = 0.0,
     **how: Any,
-) -> list[wire.CollectiveDone]:
-    asked = wire.CollectiveEntered(attempt=0, rank=rank, index=index, operation=operation, body=data, **how)
+) -> list[wire.Answer]:
+    asked = wire.CollectiveEntered(
+        attempt=0, rank=rank, question=index, index=index, operation=operation, body=data, **how
+    )
     return collectives.entered(asked, now)
 
 
-def done(rank: int, index: int, data: bytes) -> wire.CollectiveDone:
-    return wire.CollectiveDone(attempt=0, rank=rank, index=index, body=data)
+def done(rank: int, index: int, data: bytes) -> wire.Answer:
+    return wire.Answer(attempt=0, rank=rank, question=index, body=data)
 
 
-def refusals(answers: list[wire.CollectiveDone]) -> dict[int, str]:
+def refusals(answers: list[wire.Answer]) -> dict[int, str]:
     """By rank; nobody may go on."""
-    assert all(answer.refused is not None and answer.body == b"" for answer in answers)
-    return {answer.rank: str(answer.refused) for answer in answers}
+    assert all(answer.failed is not None and answer.body == b"" for answer in answers)
+    return {answer.rank: str(answer.failed) for answer in answers}
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_a_collective_that_gathers_brings_the_data_of_all_in_their_order(order: tuple[int, ...]) -> None:
-    collectives = BarrierTracker(0, 3)
+    collectives = BarrierTracker(3)
     answers = [join(collectives, rank, 1, "gather", b"of %d" % rank, gathers=True) for rank in order]
     assert answers == [[], [], [done(rank, 1, b"of 0\nof 1\nof 2") for rank in range(3)]]
 
@@ -47,7 +49,7 @@ def test_a_collective_that_gathers_brings_the_data_of_all_in_their_order(order: 
 
 
 def test_ranks_that_mix_up_operations_all_hear_who_called_what() -> None:
-    collectives = BarrierTracker(0, 4)
+    collectives = BarrierTracker(4)
     for rank in (0, 1, 3):
         join(collectives, rank, operation=BARRIER)
     reasons = refusals(join(collectives, 2, operation=BROADCAST))
@@ -60,21 +62,21 @@ GAVE_UP = "rank 0 gave up waiting in barrier(), call number 1, and continued"
 
 
 def test_a_rank_that_an_exception_took_out_is_named_and_all_meet_in_the_next_call() -> None:
-    collectives = BarrierTracker(0, 3)
+    collectives = BarrierTracker(3)
     join(collectives, 0, 1, timeout_s=5.0)
     assert join(collectives, 0, 2, BROADCAST) == []
     assert collectives.deadline() is None
     for rank in (1, 2):
         assert refusals(join(collectives, rank, 1)) == {rank: GAVE_UP}
     assert join(collectives, 1, 2, BROADCAST) == []
-    assert [answer.refused for answer in join(collectives, 2, 2, BROADCAST)] == [None] * 3
+    assert [answer.failed for answer in join(collectives, 2, 2, BROADCAST)] == [None] * 3
 
 
 # -- ranks that have finished ----------------------------------------------------------------------------------------
 
 
 def test_a_rank_that_finishes_fails_those_who_wait_for_it() -> None:
-    collectives = BarrierTracker(0, 4)
+    collectives = BarrierTracker(4)
     for rank in (1, 2, 3):
         join(collectives, rank, operation=BROADCAST)
     reasons = refusals(collectives.finished(0))
@@ -87,7 +89,7 @@ def test_a_rank_that_finishes_fails_those_who_wait_for_it() -> None:
 
 
 def test_who_has_waited_for_its_timeout_hears_for_whom() -> None:
-    collectives = BarrierTracker(0, 4)
+    collectives = BarrierTracker(4)
     join(collectives, 2, now=10.0, timeout_s=5.0)
     join(collectives, 0, now=12.0, timeout_s=5.0)
     assert collectives.deadline() == 15.0

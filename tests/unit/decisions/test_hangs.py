@@ -28,7 +28,7 @@ class Run:
             config or FailureConfig(), hosts=lambda: ["alpha"], at_work=lambda: range(ranks),
             since_1970=lambda moment: moment, folder=lambda: "evidence", now=self.now,
         )  # fmt: skip
-        self.monitor.begin(0, ranks)
+        self.monitor._begin(0, ranks)
         self.monitor.standstills.ranks.update(range(ranks))
 
     def do(self, what: Any, *facts: Any) -> None:
@@ -145,7 +145,7 @@ def test_what_is_imported_before_the_first_worker_is_not_counted() -> None:
 def test_a_deadlock_ends_the_attempt_unless_it_changes(run: Run, changes: str) -> None:
     """Rank 1 finishes after its first collective, and the others wait for it in the second one."""
     run.record(1, 1, pending=False)
-    run.do(run.monitor.on_outcome, "", wire.Outcome(attempt=0, rank=1, ok=True, stage="run", body=b""))
+    run.do(run.monitor.rank_ended, wire.Outcome(attempt=0, rank=1, ok=True, stage="run", body=b""))
     run.stand("blocked", 0, 2, 3, seconds=0.0)
     run.now += HANG_S
     run.tick()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.decisions.health.pace import VITALS_S, Pace
+from distrain.decisions.pace import VITALS_S, Pace
 
 if TYPE_CHECKING:
     from distrain.api.observer import BecameSlow

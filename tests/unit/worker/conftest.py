@@ -39,9 +39,16 @@ class Worker:
     def commits(self, ordinal: int, path: Path, *, has_files: bool = True) -> None:
         self.coordinator.send(wire.CommitDone(attempt=2, rank=1, ordinal=ordinal, path=str(path), has_files=has_files))
 
-    def lists_checkpoints(self, index: int = 1) -> None:
-        """Answer the n-th question for the checkpoints, which are known by then."""
-        self.coordinator.send(wire.CheckpointList(attempt=2, rank=1, index=index, body=b"[]"))
+    def lists_checkpoints(self) -> None:
+        """Answer further questions for the checkpoints, which are known by then."""
+        send = self.session.send
+
+        def asked(kind: Any, **fields: Any) -> None:
+            send(kind, **fields)
+            if kind is wire.AskCheckpointList:
+                self.coordinator.send(wire.Answer(attempt=2, rank=1, question=fields["question"], body=b"[]"))
+
+        self.session.send = asked  # type: ignore[method-assign]
 
     def said(self) -> list[Any]:
         return [frame.message() for frame in self.coordinator.receive()]

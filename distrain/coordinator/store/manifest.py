@@ -11,9 +11,8 @@ from distrain.decisions.hearing import hears
 from distrain.storage.paths import read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from distrain.coordinator.run.facts import RunFacts
     from distrain.coordinator.store.run_store import RunStore
 
 _DIED = "the process that called fit() died"
@@ -24,10 +23,12 @@ class RunManifest:
     """The manifest of one run in its directory. Times are seconds since 1970.
 
     Attributes: ``before``, the manifest that an earlier ``fit()`` of this run has left, ``{}`` if there is none;
-    ``exit_code``, with which `distrain run` ends.
+    ``exit_code``, with which `distrain run` ends. known: returns the facts that do not change, once they are known.
     """
 
-    def __init__(self, store: RunStore, *, run_id: str, configs: Mapping[str, Any], facts: RunFacts) -> None:
+    def __init__(
+        self, store: RunStore, *, run_id: str, configs: Mapping[str, Any], known: Callable[[], Mapping[str, Any]]
+    ) -> None:
         self.before = read_manifest(store.paths.root)
         self._store = store
         self._run_id = run_id
@@ -35,7 +36,7 @@ class RunManifest:
         """After a rollback without a checkpoint: up to where rows are left out while the run has none."""
         self.exit_code: int | None = None
         self._configs = configs
-        self._facts = facts
+        self._known = known
         self._started = time.time()
         self._attempts: list[dict[str, Any]] = [
             {**attempt, "failure": _DIED} if attempt.get("ended", 0) is None else attempt
@@ -67,7 +68,7 @@ class RunManifest:
             "updated": time.time(),
             "attempts": [dict(attempt) for attempt in self._attempts],
             **({"skip_to": self.skip_to} if self.skip_to else {}),
-            **self._facts.known(),
+            **self._known(),
             **self._configs,
         }
 

@@ -6,8 +6,9 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import median_high, median_low
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from distrain.api.observer import BecameSlow
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distrain import wire
+    from distrain.api.observer import RankEnd
 
 VITALS_S = 20.0
 """Seconds between two :class:`~distrain.wire.Vitals` of a rank, between two comparisons of them, and between two looks
@@ -32,15 +34,26 @@ _SHORTEST = 0.01
 """The least share of the time that counts as the median's, so that no factor is infinite."""
 
 
-class Progress(Protocol):
-    """How far a rank is."""
+@dataclass(slots=True)
+class RankStatus:
+    """One rank of the attempt. ``seen``: when it last reported or printed something, or began."""
 
     host: str
-    reports: int
-    step: float | None
+    seen: float
+    begun: float | None = None
+    end: RankEnd | None = None
+    reports: int = 0
+    reported: float = 0.0
+    """When it made the last of its reports."""
+    step: float | None = None
 
     @property
-    def ended(self) -> bool: ...
+    def ended(self) -> bool:
+        return self.end is not None
+
+    @property
+    def is_at_work(self) -> bool:
+        return self.begun is not None and self.end is None
 
 
 class Pace:
@@ -64,7 +77,7 @@ class Pace:
         """The ranks that are slow now."""
         return {rank for rank, since in self._since.items() if len(since) >= _COMPARISONS}
 
-    def heard(self, vitals: wire.Vitals, ranks: Sequence[Progress], now: float) -> list[BecameSlow]:
+    def heard(self, vitals: wire.Vitals, ranks: Sequence[RankStatus], now: float) -> list[BecameSlow]:
         """Take the samples of a rank. Return the ranks that become slow now, the slowest first."""
         self._vitals[vitals.rank] = vitals
         if now < self._compared_at + VITALS_S:
@@ -106,7 +119,7 @@ def _by_reports(counts: Mapping[int, int]) -> dict[int, tuple[float, str]]:
     return {rank: (middle / count, "reports") for rank, count in reporting.items() if count < least}
 
 
-def _now_at(rank: Progress) -> str | None:
+def _now_at(rank: RankStatus) -> str | None:
     if rank.step is not None:
         return f"step {rank.step:g}"
     return f"report {rank.reports}" if rank.reports else None

@@ -13,8 +13,8 @@ from distrain.api.backend import BackendConfig
 from distrain.api.config import DataConfig, RunConfig, ScalingConfig
 from distrain.api.ray_names import checks_arguments
 from distrain.api.trainer_options import check_options, showing_options
-from distrain.coordinator.fit import run_work
 from distrain.coordinator.run.error_screen import show_if_uncaught
+from distrain.coordinator.run.fit import run_work
 from distrain.coordinator.run.hydra_job import beside_output, resolved
 from distrain.errors import DistrainError
 from distrain.storage.checkpoint import Checkpoint

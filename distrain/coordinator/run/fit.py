@@ -27,9 +27,9 @@ from distrain.coordinator.host_check import HostCheck, lacking
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.ranks.ignored_settings import describe_ignored_settings
 from distrain.coordinator.ranks.joined import RankGroup, join
-from distrain.coordinator.ranks.outer_launcher import OuterLauncher, check_launcher
+from distrain.coordinator.ranks.outer_launcher import check_launcher
+from distrain.coordinator.ranks.stop_signals import during_fit, refuse_after_stop
 from distrain.coordinator.run.run import Run, Where, absolute, workers_by_host
-from distrain.coordinator.stop_signals import during_fit, refuse_after_stop
 from distrain.coordinator.store.remote_store import open_run
 from distrain.decisions.events import RunRequest, Validator
 from distrain.errors import LaunchError, ResourcesError, StorageError
@@ -95,7 +95,6 @@ def run_work(
         run,
         transports,
         sys_path,
-        launcher=launcher,
         starts_workers=starts_workers,
         job=job.make_job(work, workers_per_host=max(shares.values())) if starts_workers else Job(blob=b""),
         resume_from=resume_from,
@@ -149,7 +148,9 @@ def check_hosts(
 
 def _train(request: RunRequest, run: RunConfig, work: job.Work, where: Where, group: RankGroup | None = None) -> Result:
     """Train in the run directory. ``group``: the ranks that another launcher has started."""
-    if not where.starts_workers and (ignored := describe_ignored_settings(request.scaling, run, where.launcher)):
+    if not where.starts_workers and (
+        ignored := describe_ignored_settings(request.scaling, run, group.launcher if group else None)
+    ):
         warn(ignored)
     _check_log_dir(run.log_dir)
     name, stem = run.name or run_name(os.environ), stem_of(script_of(work))
@@ -168,7 +169,6 @@ def _request(
     transports: Sequence[Transport],
     sys_path: list[str],
     *,
-    launcher: OuterLauncher | None = None,
     starts_workers: bool = True,
     **facts: Any,
 ) -> tuple[RunRequest, Where]:
@@ -203,7 +203,7 @@ def _request(
     )
     _check_gpus_are_counted(scaling, request)
     shipping = _shipping(work, run, transports, sys_path)
-    return request, Where(transports=transports, shipping=shipping, launcher=launcher, starts_workers=starts_workers)
+    return request, Where(transports=transports, shipping=shipping, starts_workers=starts_workers)
 
 
 def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_workers: bool) -> job.Work:
