@@ -31,7 +31,7 @@ from distrain.decisions.checkpoints.life import Checkpoints
 from distrain.decisions.checkpoints.site import Site
 from distrain.decisions.health.hangs import Hangs, Reply
 from distrain.decisions.hearing import Parts, does, handlers_of, hears
-from distrain.decisions.run_machine import MESSAGES, RunStateMachine
+from distrain.decisions.run.machine import MESSAGES, RunStateMachine
 from distrain.decisions.states import RunState
 from distrain.system.background import Background
 from distrain.system.log import say, warn, warn_once

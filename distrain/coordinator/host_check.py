@@ -16,8 +16,8 @@ from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.ranks.stop_signals import note_stop, stop_signals
 from distrain.decisions.events import HostLost, WorkersStart
 from distrain.decisions.host_checks import Finding, clock_findings, disk_findings, gpu_findings
-from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
 from distrain.decisions.placement import make_plan, prepare_message
+from distrain.decisions.run.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
 from distrain.errors import ResourcesError
 from distrain.hosts.gpu_health import GpuHealth
 from distrain.system.background import Background

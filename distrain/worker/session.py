@@ -538,7 +538,7 @@ class Session:
             if self._stop_calls == 1:
                 self.send(wire.StopVote)
             if self._stop_at == math.inf and self._stop_calls >= self._vote_at:
-                # Until the ranks agree at which call they stop, or vote again: see distrain.decisions.stop_consensus.
+                # Until the ranks agree at which call they stop, or vote again: see decisions.run.stop_consensus.
                 self.send(wire.StopVote, call=self._stop_calls)
                 self.wait_until(lambda: self._stop_at < math.inf or self._vote_at > self._stop_calls)
             return self.stopped

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distrain import BackendConfig, FailureConfig, ScalingConfig, wire
 from distrain.api.job import Job
 from distrain.decisions import events
-from distrain.decisions.run_machine import RunStateMachine
+from distrain.decisions.run.machine import RunStateMachine
 from distrain.decisions.states import RunState
 from distrain.hosts.host import HostSettings
 

@@ -17,7 +17,7 @@ import pytest
 
 import distrain
 from distrain import FailureConfig
-from distrain.decisions import run_machine
+from distrain.decisions.run import machine
 from distrain.system import process
 from distrain.torch import TorchConfig
 from tests.conftest import wait_until
@@ -94,4 +94,4 @@ def test_a_rank_that_cannot_be_started_ends_the_attempt_at_once(
     began = time.monotonic()
     with pytest.raises(distrain.DistrainError, match=r"cannot start rank 1: .*Too many references"):
         fit(lambda: time.sleep(600))
-    assert time.monotonic() - began < run_machine.STOP_TIMEOUT_S
+    assert time.monotonic() - began < machine.STOP_TIMEOUT_S

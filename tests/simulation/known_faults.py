@@ -141,7 +141,7 @@ KNOWN = [
     ),
     Known(
         "a stop is not followed by SIGKILL, as its time is not limited",
-        "decisions/run_machine.py",
+        "decisions/run/machine.py",
         "        if self.saves_on_stop:\n            self._deadline = self._stop_by = self._now + grace_s\n",
         "        if self.saves_on_stop:\n",
     ),
@@ -184,7 +184,7 @@ KNOWN = [
     ),
     Known(
         "a host that is lost while it stops is waited for",
-        "decisions/run_machine.py",
+        "decisions/run/machine.py",
         "        if not (hosts := self.living_hosts):\n",
         "        if not (hosts := self.plan.hosts):\n",
     ),
@@ -421,7 +421,7 @@ KNOWN = [
     ),
     Known(
         "a rank that fails while the run stops makes it wait for others as long as ever",
-        "decisions/run_machine.py",
+        "decisions/run/machine.py",
         "self._deadline = self._stop_by = self._now + grace_s",
         "self._deadline = self._now + grace_s",
     ),

@@ -11,7 +11,7 @@ from distrain.coordinator.ranks.stop_signals import exit_code
 from distrain.decisions.blame import culprit_first, hang_failures, is_refusal
 from distrain.decisions.failure_screen import failure_screen
 from distrain.decisions.health.collectives import UNKNOWN, Comparison
-from distrain.decisions.recovery.retries import start_without_checkpoint
+from distrain.decisions.run.retries import start_without_checkpoint
 from distrain.errors import (
     ControllerError,
     DistrainError,

@@ -24,7 +24,7 @@ from distrain.coordinator.store.event_log import EventLog
 from distrain.coordinator.store.manifest import RunManifest
 from distrain.decisions.blame import RunSummary
 from distrain.decisions.placement import shares_of, workers_on
-from distrain.decisions.recovery.retries import start_without_checkpoint
+from distrain.decisions.run.retries import start_without_checkpoint
 from distrain.decisions.run_status import RunStatus
 from distrain.decisions.states import RunState
 from distrain.errors import CheckpointError, StorageError, TrainingFailedError, WorkerGroupError

@@ -80,7 +80,7 @@ class Hosts:
 def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_check, "Connections", Hosts)
     monkeypatch.setattr("distrain.coordinator.launch_checks.package_versions", lambda packages, path: {})
-    monkeypatch.setattr("distrain.decisions.host_pool.RECONNECT_INTERVAL_S", 0.01)
+    monkeypatch.setattr("distrain.decisions.run.host_pool.RECONNECT_INTERVAL_S", 0.01)
 
 
 def check(**odd: str) -> tuple[list[str], dict[str, HostFacts]]:
@@ -118,9 +118,9 @@ def test_each_problem_is_found() -> None:
 
 
 def test_a_silent_host_is_given_up_and_the_others_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("distrain.coordinator.host_check", "distrain.decisions.host_pool"):
+    for module in ("distrain.coordinator.host_check", "distrain.decisions.run.host_pool"):
         monkeypatch.setattr(f"{module}.HOST_ANSWER_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("distrain.decisions.host_pool.SLOW_HOST_S", 0.1)
+    monkeypatch.setattr("distrain.decisions.run.host_pool.SLOW_HOST_S", 0.1)
     found, facts = check(mute="is silent")
     assert found == ["✗ mute: no answer within 0.2 s"]
     assert facts["good"].probed is not None

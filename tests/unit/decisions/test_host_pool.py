@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distrain.api.config import ScalingConfig
-from distrain.decisions.host_pool import (
+from distrain.decisions.run.host_pool import (
     HOST_ANSWER_TIMEOUT_S,
     RECONNECT_INTERVAL_S,
     HostPool,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from distrain import FailureConfig
-from distrain.decisions.recovery.retries import RetryPolicy
+from distrain.decisions.run.retries import RetryPolicy
 from distrain.errors import RankFailure
 
 

@@ -28,9 +28,8 @@ from distrain.decisions.events import (
     StorageFailed,
     Tick,
 )
-from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S
-from distrain.decisions.recovery.saving import CHECKPOINT_GRACE_S
-from distrain.decisions.run_machine import (
+from distrain.decisions.run.host_pool import HOST_ANSWER_TIMEOUT_S
+from distrain.decisions.run.machine import (
     EXIT_TIMEOUT_S,
     LEASE_MARGIN_S,
     LOST_HOST_GRACE_S,
@@ -38,6 +37,7 @@ from distrain.decisions.run_machine import (
     TERM_GRACE_S,
     RunStateMachine,
 )
+from distrain.decisions.run.saving import CHECKPOINT_GRACE_S
 from distrain.decisions.states import RunState
 from distrain.errors import InvalidTransition
 from distrain.hosts.host import HostSettings

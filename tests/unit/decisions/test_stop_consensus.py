@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distrain import wire
-from distrain.decisions.stop_consensus import StopConsensus
+from distrain.decisions.run.stop_consensus import StopConsensus
 
 
 def test_the_decision_stays() -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from distrain.decisions.events import HangDetected, RunRequest
-    from distrain.decisions.host_pool import HostPool
+    from distrain.decisions.run.host_pool import HostPool
     from distrain.errors import RankFailure
     from distrain.hosts.world import WorldPlan
 

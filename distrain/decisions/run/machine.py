@@ -38,16 +38,16 @@ from distrain.decisions.events import (
     WorkersStart,
 )
 from distrain.decisions.hearing import on, table_of
-from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
-from distrain.decisions.launching import Launch
 from distrain.decisions.placement import make_plan
 from distrain.decisions.ranks import Rank, Ranks
-from distrain.decisions.recovery.retries import RetryPolicy, start_without_checkpoint
-from distrain.decisions.recovery.rollbacks import Rollbacks
-from distrain.decisions.recovery.saving import Saving
+from distrain.decisions.run.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
+from distrain.decisions.run.launching import Launch
+from distrain.decisions.run.retries import RetryPolicy, start_without_checkpoint
+from distrain.decisions.run.rollbacks import Rollbacks
+from distrain.decisions.run.saving import Saving
+from distrain.decisions.run.stop_consensus import StopConsensus
+from distrain.decisions.run.telling import changed_plan, crowded_hosts, failed_attempt, lost_host_error, missing_hosts
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState
-from distrain.decisions.stop_consensus import StopConsensus
-from distrain.decisions.telling import changed_plan, crowded_hosts, failed_attempt, lost_host_error, missing_hosts
 from distrain.errors import InvalidTransition, LaunchError, ResourcesError
 from distrain.system.text import BY_COMMAND, name_hosts, name_ranks, signal_of, stopped_by
 
