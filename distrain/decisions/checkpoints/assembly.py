@@ -4,10 +4,10 @@ Pure: no I/O; ``now`` (time.monotonic seconds) is an argument.
 
 The n-th calls of report() on all ranks belong together, even if only some have a checkpoint. The *ordinal* of a
 checkpoint is this n, counted from 1 in each attempt. It is complete when every rank has made its n-th report or has
-finished. If several ranks report a file of the same name, that of the lowest rank is kept.
+finished; :mod:`~distrain.decisions.checkpoints.attendance` says which ranks are not waited for. If several ranks report
+a file of the same name, that of the lowest rank is kept.
 
-An event of one rank never looks at all other ranks. Instead, ranks are grouped by the number of their reports, and each
-checkpoint has a cursor, which passes every rank once.
+An event of one rank never looks at all other ranks: each checkpoint has a cursor, which passes every rank once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from distrain.decisions.events import ShowLine
-from distrain.decisions.report_rows import ReportCounts
+from distrain.decisions.checkpoints.attendance import SAY_IT, Attendance
+from distrain.decisions.events import CheckpointsInProgress, ShowLine
 from distrain.storage.commit import Commit, CommittedFile
-from distrain.system.text import count, name_ranks, ranks_have
+from distrain.system.text import name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping
 
     from distrain import wire
     from distrain.api.config import CheckpointConfig
@@ -32,19 +32,10 @@ if TYPE_CHECKING:
 PATIENCE_S = 1.0
 """Seconds for which the files of a rank wait for lower ranks, which may report the same ones. This saves copying them
 twice; it never decides which are kept."""
-HEAD_START_S = 2.0
-"""Seconds after the first report for which ranks that are ahead wait for ranks without one, which may never report."""
 MOST_UNCOMMITTED = 4
 """Checkpoints that may wait for other ranks, or for the disk. A rank with another one waits in report()."""
-_NEWCOMER_S = 5.0
-"""Seconds to wait, after a failure, for the first report of ranks other than rank 0 if no checkpoint waits for it."""
 _MOST_METRICS = 1000
 """Reports of rank 0 that are remembered for the checkpoints of slower ranks."""
-
-_SAY_IT = "If only some ranks save checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
-"""The cure for waiting for ranks that never report a checkpoint."""
-_STARTING, _FETCHING, _ENDED = "starting", "fetching", "ended"
-"""Why a rank reports nothing now: it has not entered train_func, waits for the files of a checkpoint, or has ended."""
 
 # -- actions --------------------------------------------------------------------------------------------------------
 
@@ -54,13 +45,11 @@ class RequestFiles:
     """Have these files of a rank's checkpoint stored, by the rank itself or by the uploader of its host.
 
     They replace files of the same names that a higher rank has stored, which has not waited for this rank long enough.
-    from_memory: files in memory are stored, and not only hashed there, because other ranks have stored theirs.
     """
 
     rank: int
     ordinal: int
     files: tuple[str, ...]
-    from_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +63,10 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give the checkpoint up: it will never be committed."""
+    """Tell these ranks, which have reported it, that the checkpoint will never be committed."""
 
     ordinal: int
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +84,21 @@ Action = RequestFiles | Refuse | Commit | Drop | Proceed | ShowLine
 
 
 @dataclass(slots=True)
-class _Part:
-    """The files that one rank reports for one checkpoint."""
+class Part:
+    """What one rank reports for one checkpoint."""
 
+    report: wire.Reported
     reported_at: float
-    files: frozenset[str]
-    body: bytes
-    in_place: str = ""
-    in_memory: bool = False
     own: set[str] = field(default_factory=set)
     """Those of the files that no lower rank has reported."""
     stored: tuple[tuple[str, int, int], ...] = ()
     skipped: tuple[tuple[str, int, int], ...] = ()
+    order: RequestFiles | None = None
+    """What follows when its files, which are still being written to memory, are there."""
 
 
 @dataclass(slots=True)
-class _Pending:
+class Joining:
     """One checkpoint that is neither committed nor dropped.
 
     A part begins in ``patient``, ``ready`` or ``in_place``. From ``ready``, it may go to ``queued`` and back. It is in
@@ -118,16 +107,16 @@ class _Pending:
 
     last_at: float = 0.0
     """When the last part was reported."""
-    parts: dict[int, _Part] = field(default_factory=dict)
+    parts: dict[int, Part] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     """By name of a file: the lowest rank that reports it."""
-    named_by: tuple[int, str] | None = None
+    named_by: tuple[int, str | None] = (-1, None)
     """The first rank that has named the directory, and the name."""
     folders: dict[str, int] = field(default_factory=dict)
     """By name of a directory: the first rank that reports files in it."""
     ordered: dict[str, int] = field(default_factory=dict)
     """By name of a file: the rank that was the last to be ordered to store it."""
-    patient: OrderedDict[int, _Part] = field(default_factory=OrderedDict)
+    patient: OrderedDict[int, Part] = field(default_factory=OrderedDict)
     """Parts that wait for lower ranks, which may report the same files. In the order of the reports."""
     ready: set[int] = field(default_factory=set)
     """Ranks whose files are ordered next."""
@@ -135,17 +124,19 @@ class _Pending:
     """By rank that stores its files now: lower ranks that replace some of them afterwards."""
     in_place: set[int] = field(default_factory=set)
     """Ranks whose files are in place. They wait until every rank has reported."""
-    lister: int | None = None
-    """The lowest rank whose host was ordered to list the files that are in place."""
     unstored: set[int] = field(default_factory=set)
     in_memory: set[int] = field(default_factory=set)
     """Ranks that write no further checkpoint to memory before this one is settled."""
+    leaves_memory: bool = False
+    """True once parts in memory are stored, and not only hashed there, because other ranks have stored theirs."""
     supersedes: bool = False
     """True if a rank has written an earlier one to memory, and did not wait until that was complete."""
     undecided: int = 0
     """A cursor: every lower rank has reported its part, or reports none."""
     is_wanted: bool = False
     """True once a rank has reported a part, or tried to."""
+    is_synced: bool = False
+    """True unless all ranks have reported their files with ASYNC, which can take long."""
     problem: str | None = None
     """Why a part is missing: the rest of the sentence "the checkpoint of report 3 is dropped"."""
 
@@ -154,22 +145,16 @@ class _Pending:
         """When the first part was reported; infinite if there is none."""
         return next((part.reported_at for part in self.parts.values()), math.inf)
 
-    def other_name(self, rank: int, name: str | None) -> str | None:
-        """Return why the rank's name for the directory differs from another rank's, or None if it does not."""
-        if name is None:
-            return None
-        first, known = self.named_by = self.named_by or (rank, name)
-        if name == known:
-            return None
-        return (
-            f"checkpoint_dir_name is {known!r} on rank {first} and {name!r} on rank {rank}; the ranks are not at the "
-            "same step, or must give one name"
-        )
-
-    def clash(self, rank: int, files: Collection[str], folders: Collection[str]) -> str | None:
+    def clash(self, report: wire.Reported, folders: Collection[str]) -> str | None:
         """Return why names that the rank reports clash with those of another rank, or None if they do not."""
+        rank, (first, name) = report.rank, self.named_by
+        if None not in (name, report.name) and name != report.name:
+            return (
+                f"checkpoint_dir_name is {name!r} on rank {first} and {report.name!r} on rank {rank}; the ranks are "
+                "not at the same step, or must give one name"
+            )
         for names, is_a, others, is_other in (
-            (files, "file", self.folders, "directory"),
+            (report.files, "file", self.folders, "directory"),
             (folders, "directory", self.files, "file"),
         ):
             if clashes := others.keys() & names:
@@ -180,11 +165,17 @@ class _Pending:
                 )
         return None
 
-    def add_files(self, rank: int, part: _Part, folders: Iterable[str]) -> None:
-        """Add the names of a part. Of files that a higher rank has reported, this rank's are kept from now on."""
+    def add(self, part: Part, folders: Iterable[str]) -> None:
+        """Add a part. Of files that a higher rank has reported, this rank's are kept from now on."""
+        report, rank = part.report, part.report.rank
+        self.parts[rank] = part
+        self.unstored.add(rank)
+        self.is_synced |= report.waits or report.in_place or report.in_memory
+        if self.named_by[1] is None:
+            self.named_by = rank, report.name
         for folder in folders:
             self.folders.setdefault(folder, rank)
-        for file in part.files:
+        for file in report.files:
             lowest = self.files.get(file)
             if lowest is not None and lowest < rank:
                 continue
@@ -194,6 +185,14 @@ class _Pending:
                 self.parts[lowest].own.discard(file)
                 if not self.parts[lowest].own:
                     self.make_ready(lowest)
+        if report.in_memory:
+            self.in_memory.add(rank)
+        if report.in_place:
+            self.in_place.add(rank)
+        else:
+            self.patient[rank] = part
+            if not part.own or rank < self.undecided:
+                self.make_ready(rank)
 
     def make_ready(self, rank: int) -> None:
         """Stop holding the part back for lower ranks."""
@@ -225,20 +224,32 @@ class _Pending:
                 self.queued.setdefault(storing, set()).add(rank)
         return actions
 
+    def order_in_place(self, ordinal: int) -> list[Action]:
+        """Have the host of the lowest rank list the files of all ranks."""
+        if not self.in_place:
+            return []
+        lowest = min(self.in_place)
+        self.unstored -= self.in_place - {lowest}
+        self.in_place.clear()
+        return [RequestFiles(lowest, ordinal, ())]
+
+    def order_from_memory(self, ordinal: int) -> list[Action]:
+        """Have parts in memory stored, if other ranks have stored theirs."""
+        ranks = [rank for rank, part in sorted(self.parts.items()) if part.report.in_memory]
+        if self.leaves_memory or self.problem is not None or not 0 < len(ranks) < len(self.parts):
+            return []
+        self.leaves_memory = True
+        self.unstored.update(ranks)
+        return [RequestFiles(rank, ordinal, tuple(sorted(self.parts[rank].own))) for rank in ranks]
+
     def note_stored(self, rank: int) -> None:
         """Note that nothing writes the rank's files from now on."""
         self.unstored.discard(rank)
         self.ready |= self.queued.pop(rank, set())
 
-
-@dataclass(slots=True)
-class _RankRecord:
-    brings: bool = False
-    """True once the rank has reported a part, or tried to, or if the user says that it does."""
-    silent: bool = False
-    """True while nobody waits for the rank, because it did not report in time, in this attempt or an earlier one."""
-    last_index: int = 0
-    reported_at: float = -math.inf
+    def cannot_store(self, rank: int, why: str) -> None:
+        """Note that the rank's part will be missing."""
+        self.problem = self.problem or f", as rank {rank} could not store its part: {why}"
 
 
 @dataclass(eq=False)
@@ -257,35 +268,17 @@ class CheckpointAssembly:
     before: int = 0
 
     def __post_init__(self) -> None:
-        self._declared = self.config.checkpoint_ranks
-        self._ranks = {rank: _RankRecord() for rank in range(self.world_size)}
-        self._counts = ReportCounts(self.world_size)
-        """Of the ranks that checkpoints wait for."""
-        if self._declared is not None:
-            for rank, record in self._ranks.items():
-                record.brings = self._declared == "all" or rank in self._declared
-                if not record.brings:
-                    self._counts.remove(rank)
-        else:
-            for rank in self.silent:
-                self._ranks[rank].silent = True
-                self._counts.remove(rank)
-        self._absent = dict.fromkeys(range(self.world_size), _STARTING)
-        """The ranks that are not in train_func, or wait for the files of a checkpoint, and why."""
-        self._entered_at = -math.inf
-        """When a rank without a report last entered train_func, or continued there."""
-        self._first_report_at = self._first_part_at = math.inf
-        self._reported_at = -math.inf
-        """When the last report came."""
+        self.attendance = Attendance(self.world_size, self.config, self.silent)
+        self.uploads: set[tuple[int, int]] = set()
+        """Rank and ordinal of the files that uploaders are storing."""
         self._held_since: float | None = None
         """Since when files of some part wait for ranks that are behind."""
         self._metrics_of_rank_0: deque[tuple[int, bytes]] = deque(maxlen=_MOST_METRICS)
         """The latest ones as JSON, with the number of the report."""
-        self._pending: dict[int, _Pending] = {}
+        self._joining: dict[int, Joining] = {}
+        self._committing: dict[int, Joining] = {}
         self._settled = self._committed = 0
         """The highest ordinal that was committed or dropped, and that was committed."""
-        self._committing: set[int] = set()
-        """The ordinals of checkpoints that are being committed."""
         self._ticked_at = -math.inf
         self._warnings: set[str] = set()
 
@@ -293,310 +286,219 @@ class CheckpointAssembly:
 
     def running(self, rank: int, now: float) -> list[Action]:
         """Note that the rank is in train_func, or that it continues there with the files for which it has waited."""
-        self._absent.pop(rank, None)
-        if not self._ranks[rank].last_index:
-            self._entered_at = now
+        self.attendance.running(rank, now)
         return self.tick(now)
 
-    def fetching(self, rank: int) -> None:
-        """Note that the rank waits for the files of a checkpoint. It is not written off meanwhile."""
-        self._absent[rank] = _FETCHING
-
     def reported(self, report: wire.Reported, now: float) -> list[Action]:
-        """Handle one call of report().
+        """Handle one call of report(). If it has raised, only its checkpoint is dropped.
 
         Files that are in place are listed when every rank has reported the directory. A rank that has written files
         into memory writes no others there until this checkpoint is settled, or :class:`Proceed` arrives.
         """
-        rank, index = report.rank, report.index
-        self._note_report(rank, index, now)
-        if rank == 0:
+        rank, index, known = report.rank, report.index, self.attendance[report.rank]
+        for missed in range(known.reports + 1, index) if known.brings is not False else ():
+            self._miss_part(rank, missed, "an exception came before it was sent", now)
+        self.attendance.reported(rank, index, now, catches_up=index > self._settled)
+        if rank == 0 and report.failed is None:
             self._metrics_of_rank_0.append((index, report.body))
-        actions: list[Action] = []
-        if report.has_checkpoint:
-            if self._declared is not None and not self._ranks[rank].brings:
-                return [Refuse(rank, index, self._not_declared(rank))]
-            self._note_bringing(rank, index)
-            if index <= self._committed:
-                return [Refuse(rank, index, self._too_late(rank)), *self.tick(now)]
-            if self._is_settled(index):
-                return [Drop(index), *self.tick(now)]
-            in_place = report.folder if report.in_place else ""
-            part = _Part(now, frozenset(report.files), report.body, in_place, report.in_memory)
-            actions = self._add_part(rank, index, part, report.name)
-        return [*actions, *self.tick(now)]
-
-    def failed(self, rank: int, index: int, why: str, now: float, *, has_checkpoint: bool) -> list[Action]:
-        """Handle a call of report() that has raised: only its checkpoint is dropped."""
-        self._note_report(rank, index, now)
-        if has_checkpoint and (self._declared is None or self._ranks[rank].brings):
-            self._note_bringing(rank, index)
-            self._miss_part(rank, index, why, now)
-            if index in self._pending:
-                self._pending[index].is_wanted = True
-        return self.tick(now)
+        return [*(self._add_part(report, now) if report.has_checkpoint else ()), *self.tick(now)]
 
     def _miss_part(self, rank: int, ordinal: int, why: str, now: float) -> None:
         """Note that a part is missing, or may be."""
         if not self._is_settled(ordinal):
-            pending = self._pending.setdefault(ordinal, _Pending())
-            pending.last_at = now
-            pending.problem = pending.problem or f", as report() has failed on rank {rank}: {why}"
+            joining = self._joining.setdefault(ordinal, Joining())
+            joining.last_at = now
+            joining.problem = joining.problem or f", as report() has failed on rank {rank}: {why}"
 
-    def _note_report(self, rank: int, index: int, now: float) -> None:
-        record = self._ranks[rank]
-        for missed in range(record.last_index + 1, index) if self._declared is None or record.brings else ():
-            self._miss_part(rank, missed, "an exception came before it was sent", now)
-        record.last_index, record.reported_at = index, now
-        self._reported_at = now
-        self._first_report_at = min(self._first_report_at, now)
-        if record.silent and index > self._settled:  # it has caught up
-            record.silent = False
-            self._counts.set(rank, index)
-        elif rank in self._counts:
-            self._counts.set(rank, index)
-
-    def _note_bringing(self, rank: int, index: int) -> None:
-        record = self._ranks[rank]
-        record.brings, record.silent = True, False
-        self._counts.set(rank, index)
-
-    def _add_part(self, rank: int, ordinal: int, part: _Part, name: str | None) -> list[Action]:
-        actions = self._supersede(rank, ordinal) if part.in_memory else []
-        self._first_part_at = min(self._first_part_at, part.reported_at)
-        pending = self._pending.setdefault(ordinal, _Pending())
-        pending.last_at, pending.is_wanted = part.reported_at, True
-        pending.supersedes |= bool(actions)
-        pending.parts[rank] = part
-        folders = _folders_of(part.files)
-        clash = pending.other_name(rank, name) or pending.clash(rank, part.files, folders)
-        if clash is not None:
-            self._cannot_store(pending, rank, clash)
+    def _add_part(self, report: wire.Reported, now: float) -> list[Action]:
+        rank, ordinal, failed = report.rank, report.index, report.failed
+        if self.attendance[rank].brings is False:
+            return [Refuse(rank, ordinal, self._not_declared(rank))] if failed is None else []
+        self.attendance.brought(rank)
+        if failed is not None:
+            self._miss_part(rank, ordinal, failed, now)
+            if ordinal in self._joining:
+                self._joining[ordinal].is_wanted = True
+            return []
+        if ordinal <= self._committed:
+            return [Refuse(rank, ordinal, self._too_late(rank))]
+        if self._is_settled(ordinal):
+            return [Drop(ordinal, (rank,))]
+        actions = self._supersede(rank, ordinal) if report.in_memory else []
+        joining = self._joining.setdefault(ordinal, Joining())
+        joining.last_at, joining.is_wanted = now, True
+        joining.supersedes |= bool(actions)
+        folders = _folders_of(report.files)
+        if (clash := joining.clash(report, folders)) is not None:
+            joining.cannot_store(rank, clash)
             return [*actions, Refuse(rank, ordinal, f"{self.name(ordinal)}: {clash}")]
-        pending.unstored.add(rank)
-        pending.add_files(rank, part, folders)
-        if part.in_memory:
-            pending.in_memory.add(rank)
-        if part.in_place:
-            pending.in_place.add(rank)
-        else:
-            pending.patient[rank] = part
-            if not part.own or rank < pending.undecided:
-                pending.make_ready(rank)
+        joining.add(Part(report, now), folders)
         return actions
 
     def _supersede(self, rank: int, ordinal: int) -> list[Action]:
         """Drop the earlier checkpoints that the rank has in memory: it was allowed to proceed."""
-        older = []
-        for earlier, pending in sorted(self._pending.items()):
-            part = pending.parts.get(rank)
-            if earlier < ordinal and part is not None and part.in_memory and pending.problem is None:
-                older.append(earlier)
+        actions: list[Action] = []
+        for earlier, joining in sorted(self._joining.items()):
+            part = joining.parts.get(rank)
+            is_in_memory = part is not None and part.report.in_memory and not joining.leaves_memory
+            if earlier < ordinal and is_in_memory and joining.problem is None:
+                actions.append(Drop(earlier, tuple(joining.parts)))
                 self._settle(earlier)
-        return [Drop(earlier) for earlier in older]
-
-    def _cannot_store(self, pending: _Pending, rank: int, why: str) -> None:
-        pending.problem = pending.problem or f", as rank {rank} could not store its part: {why}"
+        return actions
 
     def stored(self, answer: wire.FilesCopied, now: float) -> list[Action]:
         """Handle the end of :class:`RequestFiles`: the files are on disk, or (``failed``) cannot be stored."""
-        pending, rank, failed = self._pending.get(answer.ordinal), answer.rank, answer.failed
-        if pending is None or rank not in pending.parts:
+        rank, ordinal, failed = answer.rank, answer.ordinal, answer.failed
+        self.uploads.discard((rank, ordinal))
+        joining = self._joining.get(ordinal)
+        if joining is None or rank not in joining.parts:
             return self.tick(now)  # it was refused, and an exception ended report() before the refusal arrived
-        part = pending.parts[rank]
+        part = joining.parts[rank]
         stored = tuple((str(p), int(s), int(c)) for p, s, c in answer.files)
         if failed is None and part.stored and not set(stored) <= set(part.stored):
             failed = "its files were damaged in memory"
         part.stored, part.skipped = stored, tuple((str(p), int(s), int(c)) for p, s, c in answer.skipped)
-        pending.note_stored(rank)
+        joining.note_stored(rank)
         if failed is not None:
-            self._cannot_store(pending, rank, failed)
+            joining.cannot_store(rank, failed)
         return self.tick(now)
 
     def committed(self, ordinal: int, now: float) -> list[Action]:
         """Note that a checkpoint is committed."""
-        self._committing.discard(ordinal)
+        self._committing.pop(ordinal, None)
         return self.tick(now)
 
     def finished(self, rank: int, now: float) -> list[Action]:
         """Note that the rank has done its work and will not report again."""
-        self._ranks[rank].silent = False
-        self._counts.remove(rank)
+        self.attendance.finished(rank)
         return self.tick(now)
 
-    def ended(self, rank: int) -> None:
-        """Note that the rank's process has ended. Nobody knows what it would have reported, however long they wait."""
-        self._absent[rank] = _ENDED
+    def lost(self, ranks: Collection[int]) -> None:
+        """Note that the host of these ranks is lost."""
+        self.uploads = {(rank, ordinal) for rank, ordinal in self.uploads if rank not in ranks}
+        for rank in ranks:
+            self.attendance.ended(rank)
 
     def close(self, now: float) -> list[Action]:
         """End the attempt: no rank will report again. Say which checkpoints are lost because they may lack ranks."""
-        for rank in self._ranks:
-            self.ended(rank)
+        for rank in range(self.world_size):
+            self.attendance.ended(rank)
         return [*self.tick(now), *self._describe_dropped()]
 
     def tick(self, now: float) -> list[Action]:
         """Decide everything that can be decided by now."""
         self._ticked_at = now
-        actions = [*self._write_off(now), *self._order_files(now)]
+        is_blocked = self._held_since is not None and now >= self._held_since + self.config.missing_rank_s
+        behind = min(self._joining, default=0) if is_blocked else 0
+        actions = [*self.give_up_waiting(behind, now), *self._order_files(now)]
         while (settled := self._settle_next(now)) is not None:
             actions += [*settled, *self._order_files(now)]
         return actions
 
+    def give_up_waiting(self, behind: int, now: float) -> list[Action]:
+        """Stop waiting for ranks that have had their time. See :meth:`~Attendance.give_up`."""
+        if not (ranks := self.attendance.give_up(now, behind)):
+            return []
+        return self._warn_once(
+            "silent",
+            f"checkpoints are committed without {name_ranks(ranks)}: no report from "
+            f"{'it' if len(ranks) == 1 else 'them'} within {self.config.missing_rank_s:g} s "
+            f"(CheckpointConfig.missing_rank_s). {SAY_IT}",
+        )
+
     def deadline(self) -> float | None:
         """Return when :meth:`tick` may decide more if nothing else happens; in the past if that is overdue."""
-        if not self._pending:
+        if not self._joining:
             return None
-        missing_s, held_since = self.config.missing_rank_s, self._held_since
-        moments = [self._pending[min(self._pending)].last_at + missing_s]
-        moments += [pending.since + missing_s for pending in self._pending.values()]
-        if self._counts.ranks_with(0):
-            moments += [max(self._first_part_at, self._entered_at) + missing_s, self.head_start_ends]
-        if held_since is not None:
-            moments += [held_since + missing_s, self._reported_at + missing_s]
-        for pending in self._pending.values():
-            if pending.patient:
-                moments.append(next(iter(pending.patient.values())).reported_at + PATIENCE_S)
+        missing_s = self.config.missing_rank_s
+        moments = [self._joining[min(self._joining)].last_at + missing_s, *self.attendance.deadlines()]
+        if self._held_since is not None:
+            moments += [self._held_since + missing_s, self.attendance.late_at(self._held_since)]
+        for joining in self._joining.values():
+            moments.append(joining.since + missing_s)
+            if joining.patient:
+                moments.append(next(iter(joining.patient.values())).reported_at + PATIENCE_S)
         return min((moment for moment in moments if moment > self._ticked_at), default=None)
 
     # -- questions ------------------------------------------------------------------------------------------------
 
+    def part(self, rank: int, ordinal: int) -> Part | None:
+        """Return the part of a rank, unless it was refused or the checkpoint is gone."""
+        joining = self._joining.get(ordinal) or self._committing.get(ordinal)
+        return None if joining is None else joining.parts.get(rank)
+
+    def __getitem__(self, ordinal: int) -> Joining:
+        """Return a checkpoint that is joining or being committed."""
+        return self._joining.get(ordinal) or self._committing[ordinal]
+
+    def has_part(self, ordinal: int) -> bool:
+        """Return whether a rank has reported a part of a checkpoint that is joining or being committed."""
+        return ordinal in self._committing or (ordinal in self._joining and bool(self._joining[ordinal].parts))
+
     def awaits(self, ranks: Collection[int]) -> bool:
         """Return whether a part of one of these ranks is not stored yet."""
-        return any(not pending.unstored.isdisjoint(ranks) for pending in self._pending.values())
+        return any(not joining.unstored.isdisjoint(ranks) for joining in self._joining.values())
 
-    def awaits_only(self, uploads: Collection[tuple[int, int]]) -> bool:
-        """Return whether the next checkpoint can be committed as soon as these uploads (rank, ordinal) are done."""
-        if not self._pending:
+    def awaits_uploads(self) -> bool:
+        """Return whether uploads are all that the next checkpoint waits for."""
+        if not self._joining:
             return False
-        ordinal = min(self._pending)
-        unstored = self._pending[ordinal].unstored
-        return bool(unstored) and self._has_all_parts(ordinal) and all((rank, ordinal) in uploads for rank in unstored)
+        ordinal = min(self._joining)
+        unstored = {(rank, ordinal) for rank in self._joining[ordinal].unstored}
+        return bool(unstored) and self.attendance.are_decided(ordinal) and unstored <= self.uploads
 
-    @property
-    def has_reports(self) -> bool:
-        """True once a rank has reported."""
-        return any(record.last_index for record in self._ranks.values())
+    def awaits_parts_of(self, rank: int) -> bool:
+        """Return whether a checkpoint that the rank has reported is neither committed nor dropped."""
+        return any(rank in joining.parts for joining in (*self._joining.values(), *self._committing.values()))
 
-    def reports_of(self, rank: int) -> int:
-        """Return how many reports a rank has made."""
-        return self._ranks[rank].last_index
+    def settled(self, now: float, *, synced: bool) -> float:
+        """Return the number of reports up to which the checkpoints of all ranks are committed or dropped.
 
-    def fewest_reports(self) -> tuple[float, float]:
-        """Return how many reports the slowest rank has made, among those that may still report checkpoints.
-
-        The second number leaves out ranks that have never reported.
+        synced: those that ASYNC stores don't count.
         """
-        return self._counts.fewest, self._counts.fewest_above(0)
-
-    @property
-    def head_start_ends(self) -> float:
-        """When ranks that are ahead stop waiting for those that never reported; infinite while these are starting."""
-        if self._counts.ranks_with(0).isdisjoint(self._absent):
-            return max(self._first_report_at, self._entered_at) + HEAD_START_S
-        return math.inf
-
-    def write_off_laggards(self, reports: int) -> list[Action]:
-        """Stop waiting for ranks with fewer reports that have never had a checkpoint, until they catch up.
-
-        Ranks that start, or wait for files, are still waited for.
-        """
-        behind = [made for made in self._counts.numbers if made < reports]
-        ranks = [rank for made in behind for rank in self._counts.ranks_with(made)]
-        return self._stop_waiting_for(
-            [rank for rank in ranks if not self._ranks[rank].brings and rank not in self._absent]
+        every = {**self._committing, **self._joining}.items()
+        first = min(
+            (n for n, joining in every if joining.parts and (joining.is_synced or not synced)), default=math.inf
         )
+        return min(self.attendance.fewest(now), first - 1)
 
-    def storing(self, failed: Collection[int], uploads: Collection[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+    def in_progress(self, failed: Collection[int], standing: Collection[int], now: float) -> CheckpointsInProgress:
+        """Return what other ranks store, or may still report, for checkpoints that don't need the ``failed`` ones.
+
+        standing: the ranks that stand still, and so will not report.
+        """
+        is_awaited = bool(self._joining)
+        least = min(map(self._reports_made, failed), default=0)
+        expected = self.attendance.expected(failed, least, now, is_awaited=is_awaited)
+        for rank in standing:
+            expected.pop(rank, None)
+        within_s = self.attendance.time_for(expected, is_awaited=is_awaited)
+        return CheckpointsInProgress(self._storing(failed), expected, within_s)
+
+    def _storing(self, failed: Collection[int]) -> frozenset[tuple[int, int]]:
         """Return the parts (rank, ordinal) that ranks store themselves, of checkpoints that can do without ``failed``.
 
         Such a checkpoint needs nothing more from the failed ranks. Parts that uploaders store are left out: they are
         stored also when the ranks are gone.
         """
         found: set[tuple[int, int]] = set()
-        for ordinal, pending in sorted(self._pending.items()):
-            storing = {rank for rank in pending.unstored if not pending.parts[rank].in_place}
-            storing -= {rank for rank, number in uploads if number == ordinal}
-            needed = any(not self._is_decided(rank, ordinal) for rank in failed)
-            if needed or not storing.isdisjoint(failed) or pending.problem is not None:
+        for ordinal, joining in sorted(self._joining.items()):
+            storing = {(rank, ordinal) for rank in joining.unstored if not joining.parts[rank].report.in_place}
+            storing -= self.uploads
+            needed = any(not self.attendance.is_decided(rank, ordinal) for rank in failed)
+            if needed or joining.problem is not None or any(rank in failed for rank, _ in storing):
                 break
-            found |= {(rank, ordinal) for rank in storing}
+            found |= storing
         return frozenset(found)
 
-    def expected(self, failed: Collection[int], uploads: Collection[tuple[int, int]], now: float) -> dict[int, int]:
-        """Return the ranks that have made fewer reports than all ``failed`` ones, and how many each has made.
-
-        These are only ranks that have had a checkpoint, that a checkpoint waits for, or that have never reported and
-        have not had ``missing_rank_s`` to do so.
-        """
-        is_new = now < max(self._first_report_at, self._entered_at) + self.config.missing_rank_s
-        least = min((self._reports_made(rank, uploads) for rank in failed), default=0)
-        return {
-            rank: made
-            for made in self._counts.numbers
-            if made < least
-            for rank in self._counts.ranks_with(made)
-            if rank not in failed
-            and self._absent.get(rank) != _ENDED
-            and (self._ranks[rank].brings or (self._pending if made else is_new))
-        }
-
-    def time_for(self, expected: Collection[int]) -> float:
-        """Return for how long these ranks are waited for; not long if they may be ranks that never report."""
-        is_sure = self._pending or any(rank == 0 or self._ranks[rank].brings for rank in expected)
-        return self.config.missing_rank_s if is_sure else min(_NEWCOMER_S, self.config.missing_rank_s)
-
-    def _reports_made(self, rank: int, uploads: Collection[tuple[int, int]]) -> int:
+    def _reports_made(self, rank: int) -> int:
         """Return how many reports need nothing more from the rank."""
         unfinished = [
             ordinal - 1
-            for ordinal, pending in self._pending.items()
-            if rank in pending.unstored and (rank, ordinal) not in uploads
+            for ordinal, joining in self._joining.items()
+            if rank in joining.unstored and (rank, ordinal) not in self.uploads
         ]
-        return min([self._ranks[rank].last_index, *unfinished])
-
-    # -- ranks that are not waited for ----------------------------------------------------------------------------
-
-    def _is_decided(self, rank: int, ordinal: int) -> bool:
-        """Return whether the rank has reported its part, or won't report one."""
-        return rank not in self._counts or self._ranks[rank].last_index >= ordinal
-
-    def _has_all_parts(self, ordinal: int) -> bool:
-        """Return whether no rank may still report a part."""
-        return self._counts.fewest >= ordinal
-
-    def _write_off(self, now: float) -> list[Action]:
-        """Stop waiting for ranks that have had ``missing_rank_s`` to report, until they catch up or have a checkpoint.
-
-        These are ranks that have never reported, and ranks without a checkpoint that are far behind the others.
-        """
-        if self._declared is not None or not self._pending:
-            return []
-        missing_s, newcomers = self.config.missing_rank_s, self._counts.ranks_with(0)
-        silent: list[int] = []
-        if newcomers.isdisjoint(self._absent) and now >= max(self._first_part_at, self._entered_at) + missing_s:
-            silent += newcomers
-        if self._held_since is not None and now >= self._held_since + missing_s:
-            behind = [made for made in self._counts.numbers if 0 < made < min(self._pending)]
-            records = {rank: self._ranks[rank] for made in behind for rank in self._counts.ranks_with(made)}
-            silent += [
-                rank
-                for rank, record in records.items()
-                if not record.brings and rank not in self._absent and now >= record.reported_at + missing_s
-            ]
-        return self._stop_waiting_for(silent)
-
-    def _stop_waiting_for(self, ranks: Sequence[int]) -> list[Action]:
-        if not ranks:
-            return []
-        for rank in ranks:
-            self._ranks[rank].silent = True
-            self._counts.remove(rank)
-        return self._warn_once(
-            "silent",
-            f"checkpoints are committed without {name_ranks(ranks)}: no report from "
-            f"{'it' if len(ranks) == 1 else 'them'} within {self.config.missing_rank_s:g} s "
-            f"(CheckpointConfig.missing_rank_s). {_SAY_IT}",
-        )
+        return min([self.attendance[rank].reports, *unfinished])
 
     # -- which rank copies which files ----------------------------------------------------------------------------
 
@@ -604,99 +506,73 @@ class CheckpointAssembly:
         actions: list[Action] = []
         uncommitted = committing = len(self._committing)
         is_held = False
-        for ordinal, pending in sorted(self._pending.items()):
-            uncommitted += not self._has_all_parts(ordinal)
-            waits = self._waits_for_others(ordinal, pending, now)
-            self._pass_decided(ordinal, pending)
-            pending.end_patience(now)
+        for ordinal, joining in sorted(self._joining.items()):
+            has_all_parts = self.attendance.are_decided(ordinal)
+            uncommitted += not has_all_parts
+            waits = now < joining.since + self.config.missing_rank_s and self.attendance.fewest(now) < ordinal
+            self._pass_decided(ordinal, joining)
+            joining.end_patience(now)
             if uncommitted <= MOST_UNCOMMITTED or not (waits or committing > MOST_UNCOMMITTED):
-                actions += pending.order_ready(ordinal)
-            if pending.in_place and self._has_all_parts(ordinal):
-                actions += self._order_in_place(ordinal, pending)
-            if not (waits or pending.unstored or self._has_all_parts(ordinal)):
-                actions += [Proceed(rank, ordinal) for rank in sorted(pending.in_memory)]
-                pending.in_memory.clear()
-            is_held |= waits and bool(pending.ready or (pending.supersedes and pending.in_memory))
+                actions += joining.order_ready(ordinal)
+            if has_all_parts:
+                actions += joining.order_in_place(ordinal)
+            elif not (waits or joining.unstored):
+                actions += [Proceed(rank, ordinal) for rank in sorted(joining.in_memory)]
+                joining.in_memory.clear()
+            is_held |= waits and bool(joining.ready or (joining.supersedes and joining.in_memory))
         if not is_held:
             self._held_since = None
         elif self._held_since is None:
             self._held_since = now
         return actions
 
-    def _waits_for_others(self, ordinal: int, pending: _Pending, now: float) -> bool:
-        """Return whether ranks that are far ahead wait with their parts for the others."""
-        behind = self._counts.fewest_above(0) < ordinal
-        return now < pending.since + self.config.missing_rank_s and (behind or now < self.head_start_ends)
-
-    def _pass_decided(self, ordinal: int, pending: _Pending) -> None:
+    def _pass_decided(self, ordinal: int, joining: Joining) -> None:
         """Move the cursor to the lowest rank that may still report a part. Lower ranks wait for no others."""
-        while pending.undecided < len(self._ranks) and self._is_decided(pending.undecided, ordinal):
-            pending.make_ready(pending.undecided)
-            pending.undecided += 1
-
-    def _order_in_place(self, ordinal: int, pending: _Pending) -> list[Action]:
-        """Have the host of the lowest rank list the files of all ranks."""
-        ranks, pending.in_place = pending.in_place, set()
-        lowest = min(ranks)
-        if pending.lister is not None and pending.lister < lowest:
-            pending.unstored -= ranks
-            return []
-        pending.lister = lowest
-        pending.unstored -= ranks - {lowest}
-        return [RequestFiles(lowest, ordinal, ())]
+        while joining.undecided < self.world_size and self.attendance.is_decided(joining.undecided, ordinal):
+            joining.make_ready(joining.undecided)
+            joining.undecided += 1
 
     # -- when to commit -------------------------------------------------------------------------------------------
 
     def _settle(self, ordinal: int) -> None:
-        del self._pending[ordinal]
+        del self._joining[ordinal]
         self._settled = max(self._settled, ordinal)
 
     def _is_settled(self, ordinal: int) -> bool:
-        """Return whether a checkpoint is committed or dropped. An earlier one may still be pending."""
-        return ordinal <= self._settled and ordinal not in self._pending
+        """Return whether a checkpoint is committed or dropped. An earlier one may still be joining."""
+        return ordinal <= self._settled and ordinal not in self._joining
 
     def _settle_next(self, now: float) -> list[Action] | None:
         """Commit or drop the next checkpoint. Return None if it has to wait."""
-        if not self._pending:
+        if not self._joining:
             return None
-        ordinal = min(self._pending)
-        pending = self._pending[ordinal]
-        if not self._has_all_parts(ordinal):
-            return self._warn_of_missing(ordinal, pending, now) or None
-        if pending.unstored:
+        ordinal = min(self._joining)
+        joining = self._joining[ordinal]
+        if not self.attendance.are_decided(ordinal):
+            return self._warn_of_missing(ordinal, joining, now) or None
+        if joining.unstored:
             return None
-        in_memory = [rank for rank, part in sorted(pending.parts.items()) if part.in_memory]
-        if in_memory and len(in_memory) < len(pending.parts) and pending.problem is None:
-            return self._store_from_memory(ordinal, pending, in_memory)
+        if orders := joining.order_from_memory(ordinal):
+            return orders
         self._settle(ordinal)
-        if not pending.is_wanted:
+        if not joining.is_wanted:
             return []
-        if (problem := pending.problem or _mixed_directories(pending.parts)) is not None:
-            return [ShowLine(f"{self.name(ordinal)} is dropped{problem}"), Drop(ordinal)]
+        if (problem := joining.problem or _mixed_directories(joining.parts)) is not None:
+            return [ShowLine(f"{self.name(ordinal)} is dropped{problem}"), Drop(ordinal, tuple(joining.parts))]
         self._committed = ordinal
-        self._committing.add(ordinal)
-        commit = self._commit(ordinal, pending.parts)
-        return [*self._warn_of_differences(pending.parts, commit.files), commit]
+        self._committing[ordinal] = joining
+        commit = self._commit(ordinal, joining.parts)
+        return [*self._warn_of_differences(joining.parts, commit.files), commit]
 
-    def _store_from_memory(self, ordinal: int, pending: _Pending, ranks: Sequence[int]) -> list[Action]:
-        """Have parts in memory stored like those of the other ranks."""
-        actions: list[Action] = []
-        for rank in ranks:
-            part = pending.parts[rank]
-            part.in_memory = False
-            pending.unstored.add(rank)
-            actions.append(RequestFiles(rank, ordinal, tuple(sorted(part.own)), from_memory=True))
-        return actions
-
-    def _commit(self, ordinal: int, parts: Mapping[int, _Part]) -> Commit:
+    def _commit(self, ordinal: int, parts: Mapping[int, Part]) -> Commit:
         files: dict[str, CommittedFile] = {}
         for rank in sorted(parts):
             for path, size, crc32 in parts[rank].stored:
                 files.setdefault(path, CommittedFile(path, rank, size, crc32))
-        metrics = json.loads(dict(self._metrics_of_rank_0).get(ordinal) or parts[min(parts)].body)
-        silent = tuple(rank for rank, record in self._ranks.items() if rank not in parts and record.silent)
+        metrics = json.loads(dict(self._metrics_of_rank_0).get(ordinal) or parts[min(parts)].report.body)
+        silent = tuple(rank for rank in self.attendance.silent() if rank not in parts)
         chosen = tuple(files[path] for path in sorted(files))
-        return Commit(ordinal, chosen, tuple(sorted(parts)), metrics, world_size=len(self._ranks), silent=silent)
+        return Commit(ordinal, chosen, tuple(sorted(parts)), metrics, world_size=self.world_size, silent=silent)
 
     def name(self, ordinal: int) -> str:
         """Return the words for a checkpoint that has no name yet."""
@@ -710,38 +586,24 @@ class CheckpointAssembly:
         self._warnings.add(key)
         return [ShowLine(text)]
 
-    def _missing(self, ordinal: int) -> list[int]:
-        """Return the ranks that may still report a part. This looks at all ranks."""
-        return [rank for rank in self._ranks if not self._is_decided(rank, ordinal)]
-
-    def _warn_of_missing(self, ordinal: int, pending: _Pending, now: float) -> list[Action]:
-        if "missing" in self._warnings or now < pending.last_at + self.config.missing_rank_s or not pending.is_wanted:
+    def _warn_of_missing(self, ordinal: int, joining: Joining, now: float) -> list[Action]:
+        is_early = now < joining.last_at + self.config.missing_rank_s
+        if "missing" in self._warnings or is_early or not joining.is_wanted:
             return []
-        missing = set(self._missing(ordinal))
-        is_new = self._declared is None and missing <= self._counts.ranks_with(0) and missing.isdisjoint(self._absent)
-        if is_new or all(self._absent.get(rank) == _ENDED for rank in missing):
-            return []  # they are written off before long, or the attempt ends
+        missing = self.attendance.missing(ordinal)
+        if self.attendance.will_be_given_up(missing):
+            return []
         return self._warn_once(
             "missing",
-            f"{self.name(ordinal)} of {name_ranks(pending.parts)} is not complete: "
-            f"{self._describe_missing(sorted(missing))}. It will be committed once they make that report or finish.",
+            f"{self.name(ordinal)} of {name_ranks(joining.parts)} is not complete: "
+            f"{self.attendance.describe(missing)}. It will be committed once they make that report or finish.",
         )
-
-    def _describe_missing(self, missing: Sequence[int]) -> str:
-        """Return what keeps a checkpoint from being committed."""
-        if fetching := [rank for rank in missing if self._absent.get(rank) == _FETCHING]:
-            return f"{ranks_have(fetching)} not got the files of a checkpoint yet"
-        if starting := [rank for rank in missing if rank in self._absent]:
-            return f"{ranks_have(starting)} not entered train_func"
-        if silent := [rank for rank in missing if not self._ranks[rank].last_index]:
-            return f"{ranks_have(silent)} not called report() yet"
-        slowest = min(missing, key=lambda rank: self._ranks[rank].last_index)
-        return f"{ranks_have([slowest])} made only {count(self._ranks[slowest].last_index, 'report')}. {_SAY_IT}"
 
     def _describe_dropped(self) -> list[Action]:
         """Say which checkpoints of an attempt that has ended may lack ranks that had not reported one yet."""
-        wanted = [ordinal for ordinal, pending in sorted(self._pending.items()) if pending.is_wanted]
-        missing = [rank for rank in self._missing(wanted[0]) if not self._ranks[rank].brings] if wanted else []
+        wanted = [ordinal for ordinal, joining in sorted(self._joining.items()) if joining.is_wanted]
+        missing = self.attendance.missing(wanted[0]) if wanted else []
+        missing = [rank for rank in missing if not self.attendance[rank].brings]
         if not missing:
             return []
         first, last = self.before + wanted[0], self.before + wanted[-1]
@@ -749,11 +611,11 @@ class CheckpointAssembly:
         return [
             ShowLine(
                 f"{which} dropped: the attempt ended before {name_ranks(missing)} made that report, so files "
-                f"may be missing. {_SAY_IT}"
+                f"may be missing. {SAY_IT}"
             )
         ]
 
-    def _warn_of_differences(self, parts: Mapping[int, _Part], files: Iterable[CommittedFile]) -> list[Action]:
+    def _warn_of_differences(self, parts: Mapping[int, Part], files: Iterable[CommittedFile]) -> list[Action]:
         kept = {file.path: (file.size, file.crc32) for file in files}
         for rank in sorted(parts):
             for path, size, crc32 in (*parts[rank].skipped, *parts[rank].stored):
@@ -766,8 +628,9 @@ class CheckpointAssembly:
         return []
 
     def _not_declared(self, rank: int) -> str:
-        assert not isinstance(self._declared, str | None)
-        named = name_ranks(self._declared)
+        declared = self.config.checkpoint_ranks
+        assert not isinstance(declared, str | None)
+        named = name_ranks(declared)
         return (
             f"rank {rank} reported a checkpoint, but CheckpointConfig.checkpoint_ranks names only {named}; add this "
             "rank there, or report its metrics alone"
@@ -791,11 +654,12 @@ def _folders_of(files: Iterable[str]) -> set[str]:
     return found
 
 
-def _mixed_directories(parts: Mapping[int, _Part]) -> str | None:
+def _mixed_directories(parts: Mapping[int, Part]) -> str | None:
     """Return the rest of the sentence "the checkpoint … is dropped" if the ranks do not agree on one directory."""
-    if len({part.in_place for part in parts.values()}) == 1:
+    named = {rank: part.report.folder if part.report.in_place else "" for rank, part in sorted(parts.items())}
+    if len(set(named.values())) == 1:
         return None
-    directories = ", ".join(f"{part.in_place or 'files to copy'} (rank {rank})" for rank, part in sorted(parts.items()))
+    directories = ", ".join(f"{folder or 'files to copy'} (rank {rank})" for rank, folder in named.items())
     return (
         ": with CheckpointUploadMode.NO_UPLOAD, and with a checkpoint_upload_fn, all ranks that report one must name "
         f"the same directory, and not {directories}"

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -82,28 +82,6 @@ _INCOMPARABLE = (DICT_FILE, ".keras")
 """Equal tensors pickle to different bytes, and a ``.keras`` file holds the time at which it was written."""
 
 
-@dataclass(slots=True)
-class _Joining:
-    """The n-th reports that have a checkpoint, until it is committed or dropped.
-
-    since: when the first report came.
-    """
-
-    since: float
-    reports: dict[int, wire.Reported] = field(default_factory=dict)
-    name: str | None = None
-    """The name of the checkpoint's directory, if ranks have chosen one: all of them the same."""
-
-    def add(self, report: wire.Reported) -> None:
-        self.reports[report.rank] = report
-        self.name = self.name or report.name
-
-    @property
-    def is_synced(self) -> bool:
-        """True unless all ranks have reported their files with ASYNC, which can take long."""
-        return any(report.waits or report.in_place or report.in_memory for report in self.reports.values())
-
-
 class Checkpoints:
     """All checkpoints of a run. See the description of the module."""
 
@@ -134,7 +112,7 @@ class Checkpoints:
         """
         self.now = self.rounds.now = now
         self._handlers[type(event)](host, event)
-        if self._requests and self._find_settled() != self._settled_up_to:
+        if self._requests and self._find_settled() != self._settled:
             self._answer_requests()
         actions, self._actions = self._actions, []
         return actions
@@ -173,20 +151,14 @@ class Checkpoints:
         self._attempt, self._world_size, self.is_over = attempt, world_size, False
         self.first_step = 0 if latest is None else latest.step
         """The reports of a rank before those of this attempt, without those that the attempt repeats."""
-        self._joining: dict[int, _Joining] = {}
-        """By number of the report: the checkpoints that are neither committed nor dropped."""
         self._requests: list[tuple[wire.AskCheckpointList, float]] = []
         """Unanswered requests for lists of checkpoints, and when each came."""
         self._answer_at: float | None = None
         """When the first of these requests stops waiting for other ranks."""
-        self._settled_up_to = (0.0, 0.0, 0.0, math.inf)
-        """See :meth:`_find_settled`."""
-        self._uploads: set[tuple[int, int]] = set()
-        """Rank and ordinal of the files that uploaders are storing."""
+        self._settled: dict[bool, float] = {}
+        """What :meth:`_find_settled` has returned last."""
         self._lost: set[int] = set()
         """The ranks whose hosts are lost."""
-        self._unwritten: dict[tuple[int, int], RequestFiles] = {}
-        """By rank and ordinal: orders for files in memory that are still being written."""
         similar = [saved for saved in self.ledger.all if saved.world_size == world_size]
         self._assembly = CheckpointAssembly(
             world_size,
@@ -200,13 +172,11 @@ class Checkpoints:
         self._start_until = math.inf
         self._unheard = set(range(world_size))
         """The ranks that may still read the checkpoint that the attempt has started from."""
-        self._bringing: dict[int, int] = {}
-        """By rank that has reported a checkpoint, or has tried to: the number of the first such report."""
 
     @hears(AttemptEnded)
     def _on_attempt_ended(self, _: str, ended: AttemptEnded) -> None:
         raised = any(failure.kind == "exception" for failure in ended.failures)
-        self._is_doubtful = raised and not self._assembly.has_reports
+        self._is_doubtful = raised and not self._assembly.attendance.has_reports
         self._do(self._assembly.close(self.now))
         self.is_over = True
         self._delete_surplus()
@@ -216,13 +186,11 @@ class Checkpoints:
         self.rounds.lost(lost.host)
         ranks = [rank.rank for rank in self.site.plan.on(lost.host)] if self._world_size else []
         self._lost.update(ranks)
-        self._uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in ranks}
-        for rank in ranks:
-            self._assembly.ended(rank)
+        self._assembly.lost(ranks)
 
     @hears(wire.Exited)
     def _on_exited(self, _: str, message: wire.Exited) -> None:
-        self._assembly.ended(message.rank)
+        self._assembly.attendance.ended(message.rank)
 
     @hears(wire.Outcome)
     def _on_outcome(self, _: str, outcome: wire.Outcome) -> None:
@@ -230,7 +198,7 @@ class Checkpoints:
         if outcome.ok:
             self._do(self._assembly.finished(outcome.rank, self.now))
         else:
-            self._assembly.ended(outcome.rank)
+            self._assembly.attendance.ended(outcome.rank)
 
     @hears(wire.Running)
     def _on_running(self, _: str, message: wire.Running) -> None:
@@ -263,7 +231,7 @@ class Checkpoints:
     @property
     def is_storing_for_ranks(self) -> bool:
         """True while files are stored for ranks, or gathered for them."""
-        return bool(self._uploads) or self.rounds.is_busy
+        return bool(self._assembly.uploads) or self.rounds.is_busy
 
     @property
     def is_committing(self) -> bool:
@@ -272,18 +240,14 @@ class Checkpoints:
 
     def awaits_uploads(self) -> bool:
         """Return whether uploads are all that the next checkpoint waits for."""
-        return self._assembly.awaits_only(self._uploads)
+        return self._assembly.awaits_uploads()
 
     def in_progress(self, failed: Collection[int], standing: Collection[int]) -> CheckpointsInProgress:
         """Return what other ranks store, or may still report, for checkpoints that don't need the ``failed`` ones.
 
         standing: the ranks that stand still, and so will not report.
         """
-        parts = self._assembly.storing(failed, self._uploads)
-        expected = self._assembly.expected(failed, self._uploads, self.now)
-        for rank in standing:
-            expected.pop(rank, None)
-        return CheckpointsInProgress(parts, expected, self._assembly.time_for(expected))
+        return self._assembly.in_progress(failed, standing, self.now)
 
     def awaits(self, ranks: Collection[int]) -> bool:
         """Return whether a checkpoint waits for files of these ranks."""
@@ -291,7 +255,7 @@ class Checkpoints:
 
     def has_part(self, index: int) -> bool:
         """Return whether a rank's report of this number has a checkpoint."""
-        return index in self._joining
+        return self._assembly.has_part(index)
 
     # -- the checkpoint to start from -----------------------------------------------------------------------------
 
@@ -366,28 +330,22 @@ class Checkpoints:
 
     @hears(wire.Reported)
     def _on_reported(self, _: str, report: wire.Reported) -> None:
-        rank, index = report.rank, report.index
-        self._unheard.discard(rank)
-        if report.has_checkpoint:
-            self._note_bringing(rank, index)
-        if report.failed is not None:
-            self._do(self._assembly.failed(rank, index, report.failed, self.now, has_checkpoint=report.has_checkpoint))
-            return
-        if report.has_checkpoint:
-            self._joining.setdefault(index, _Joining(self.now)).add(report)
+        self._unheard.discard(report.rank)
+        brought = self._first_brought(report.rank)
         self._do(self._assembly.reported(report, self.now))
+        if self._first_brought(report.rank) != brought:
+            self._disown(report.rank)
 
-    def _note_bringing(self, rank: int, index: int) -> None:
-        if rank not in self._bringing:
-            self._bringing[rank] = index
-            self._disown(rank)
+    def _first_brought(self, rank: int) -> int:
+        """Return the number of the first report of a rank that had a checkpoint, or has failed with one; 0 if none."""
+        return self._assembly.attendance[rank].first
 
     def _disown(self, rank: int) -> None:
         """Give up the checkpoints of this attempt that were committed without a rank that is slow, and not silent.
 
         Those that it had none for are whole. The next attempt starts from the newest of them, or an earlier one.
         """
-        first = self.first_step + self._bringing[rank]
+        first = self.first_step + self._first_brought(rank)
         whole = [saved.index for saved in self.ledger.all if saved.step < first]
         if lacking := self.ledger.disown(rank, after=max([self._start, *whole])):
             names = ", ".join(saved.path.name for saved in lacking)
@@ -402,11 +360,10 @@ class Checkpoints:
         if ordinal < 0:
             self.rounds.on_stored(answer)
             return
-        self._uploads.discard((rank, ordinal))
         if failed is not None and is_full_disk(failed):
             why = f"rank {rank} cannot store a checkpoint in {self.site.location}"
             self._emit(StorageFails(f"{why}: {failed}{advice_on(failed)}"))
-        report = self._report(rank, ordinal)
+        report = part.report if (part := self._assembly.part(rank, ordinal)) else None
         if report is not None and self.site.needs_uploader(report) and (failed is not None or not report.in_memory):
             self._tell(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=failed))
         self._do(self._assembly.stored(answer, self.now))
@@ -415,21 +372,16 @@ class Checkpoints:
     def _on_written(self, _: str, message: wire.PartWritten) -> None:
         """Continue with a part that was still being written to memory when it was reported."""
         rank, ordinal = message.rank, message.ordinal
-        report = self._report(rank, ordinal)
-        if message.failed is None and report is not None:
-            self._joining[ordinal].reports[rank] = replace(report, is_written=True, facts=message.facts)
-            if (order := self._unwritten.pop((rank, ordinal), None)) is not None:
-                self._store_files(order)
+        part = self._assembly.part(rank, ordinal)
+        if message.failed is None and part is not None:
+            part.report = replace(part.report, is_written=True, facts=message.facts)
+            if part.order is not None:
+                self._store_files(part.order)
         elif message.failed is not None:
             self.rounds.short_of_memory(rank, message.failed)
             self._tell_all(wire.StoreInstead)
             why = "its host cannot keep it in memory"
             self._on_stored("", wire.FilesCopied(attempt=message.attempt, rank=rank, ordinal=ordinal, failed=why))
-
-    def _report(self, rank: int, ordinal: int) -> wire.Reported | None:
-        """Return the report that this part of a checkpoint came with, unless it was refused."""
-        joining = self._joining.get(ordinal)
-        return None if joining is None else joining.reports.get(rank)
 
     def _do(self, actions: Sequence[assembly.Action]) -> None:
         """Carry out what the assembly of the attempt has decided."""
@@ -438,16 +390,13 @@ class Checkpoints:
                 case RequestFiles():
                     self._store_files(action)
                 case Refuse(rank, ordinal, why):
-                    del self._joining[ordinal].reports[rank]
-                    if not self._joining[ordinal].reports:
-                        del self._joining[ordinal]
                     self._tell(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=why))
                 case Commit():
                     self._commit(action)
-                case Drop(ordinal):
-                    for rank in self._joining[ordinal].reports if ordinal in self._joining else ():
+                case Drop(ordinal, ranks):
+                    for rank in ranks:
                         self._tell_done(rank, ordinal)
-                    self._settle(ordinal, None)
+                    self._emit(Settled(ordinal, None))
                 case Proceed(rank, ordinal):
                     self._tell(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal))
                 case ShowLine():
@@ -456,28 +405,30 @@ class Checkpoints:
     def _store_files(self, wanted: RequestFiles) -> None:
         """Have files of a rank stored, once there is a directory for them."""
         rank, ordinal = wanted.rank, wanted.ordinal
-        report = self._joining[ordinal].reports[rank]
+        joining = self._assembly[ordinal]
+        report = joining.parts[rank].report
         if report.in_memory and not report.is_written:
-            self._unwritten[rank, ordinal] = wanted
+            joining.parts[rank].order = wanted
             return
         if self.site.needs_uploader(report):
             if rank in self._lost:
                 return
-            self._uploads.add((rank, ordinal))
+            self._assembly.uploads.add((rank, ordinal))
         order = partial(self._order_copy, self._attempt, wanted)
-        if report.in_memory and not wanted.from_memory:
+        if report.in_memory and not joining.leaves_memory:
             self.rounds.hash(report, wanted.files)
         elif report.in_place:
             order(report.folder)
         else:
-            self._emit(MakeDirectory(self._attempt, ordinal, self._joining[ordinal].name, order))
+            self._emit(MakeDirectory(self._attempt, ordinal, joining.named_by[1], order))
 
     def _order_copy(self, attempt: int, wanted: RequestFiles, directory: str) -> None:
         """Tell the worker or the uploader of its host to copy the files into ``directory``."""
         rank, ordinal, files = wanted.rank, wanted.ordinal, list(wanted.files)
-        report, ordered = self._report(rank, ordinal), frozenset(files)
-        if attempt != self._attempt or report is None:
+        part, ordered = self._assembly.part(rank, ordinal), frozenset(files)
+        if attempt != self._attempt or part is None:
             return
+        report = part.report
         if not self.site.needs_uploader(report):
             self._tell(wire.CopyFiles(attempt=attempt, rank=rank, ordinal=ordinal, directory=directory, files=files))
             return
@@ -497,19 +448,20 @@ class Checkpoints:
 
     def _commit(self, commit: Commit) -> None:
         """Make the files of all ranks a checkpoint."""
-        joining = self._joining[commit.ordinal]
-        reports = [joining.reports[rank] for rank in commit.ranks]
+        joining = self._assembly[commit.ordinal]
+        by_rank = {rank: joining.parts[rank].report for rank in commit.ranks}
+        reports = list(by_rank.values())
         positions = {report.rank: report.positions or {} for report in reports}
         if warning := other_data(positions):
             self._emit(ShowLine(warning, once=True))
-        manifest = self._manifest_of(commit, reports, joining.name)
+        manifest = self._manifest_of(commit, reports, joining.named_by[1])
         in_memory = all(report.in_memory for report in reports)
 
         def done(path: Path | RemotePath) -> None:
             self._open_commits -= 1
             saved = replace(committed(path, manifest), manifest=manifest if in_memory else None)
             self.ledger.add(saved)
-            self._on_committed(manifest["attempt"], commit, saved)
+            self._on_committed(manifest["attempt"], commit, saved, joining.since)
 
         def failed(why: object) -> None:
             self._open_commits -= 1
@@ -520,7 +472,7 @@ class Checkpoints:
         folder = reports[0].folder if reports[0].in_place else None
         new = Publish(commit.ordinal, folder, manifest, merged_positions(positions), done, failed)
         if in_memory:
-            self.rounds.commit(joining.reports, new, keeps_start=self._is_start_read())
+            self.rounds.commit(by_rank, new, keeps_start=self._is_start_read())
         else:
             self._emit(new)
 
@@ -540,10 +492,9 @@ class Checkpoints:
             validation=asked and {**asked, "report": of},
         )
 
-    def _on_committed(self, attempt: int, commit: Commit, saved: CommittedCheckpoint) -> None:
+    def _on_committed(self, attempt: int, commit: Commit, saved: CommittedCheckpoint, since: float) -> None:
         """Tell the ranks, and only then delete checkpoints that are no longer kept."""
         latest = self.ledger.all[-1]  # a newer one may have been committed faster
-        joining = self._joining[commit.ordinal] if attempt == self._attempt else None
         self._note_start()
         self._emit(
             Committed(
@@ -552,7 +503,7 @@ class Checkpoints:
                 index=saved.index,
                 step=saved.step,
                 bytes=sum(file.size for file in commit.files),
-                seconds=round(self.now - (joining.since if joining else self.now), 3),
+                seconds=round(self.now - since, 3),
                 ranks=commit.ranks,
                 metrics=saved.metrics,
                 checkpoint=saved.checkpoint,
@@ -560,28 +511,23 @@ class Checkpoints:
                 now=self.now,
             )
         )
-        if joining is not None:
+        if attempt == self._attempt:
             ranks = frozenset(commit.ranks)
             for rank in range(self._world_size):
                 self._tell_done(rank, commit.ordinal, str(latest.path), has_files=rank in ranks)
-            self._settle(commit.ordinal, saved)
+            self._emit(Settled(commit.ordinal, saved.checkpoint))
             self._do(self._assembly.committed(commit.ordinal, self.now))
         if saved.is_pending:
             self._emit(Validate(saved))
         if self.rounds.is_off and not (latest.is_in_memory or self._is_start_read()):
             self.rounds.free_all()
-        for rank in self._bringing.keys() & saved.silent:  # it came while this was committed
+        for rank in filter(self._first_brought, saved.silent):  # it came while this was committed
             self._disown(rank)
         self._after_change()
 
     def _tell_done(self, rank: int, ordinal: int, path: str = "", *, has_files: bool = False) -> None:
         done = wire.CommitDone(attempt=self._attempt, rank=rank, ordinal=ordinal, path=path, has_files=has_files)
         self._tell(done)
-
-    def _settle(self, ordinal: int, saved: CommittedCheckpoint | None) -> None:
-        """Note that a checkpoint is committed, or (None) dropped."""
-        self._joining.pop(ordinal, None)  # it has none if report() has failed on all ranks
-        self._emit(Settled(ordinal, saved.checkpoint if saved else None))
 
     # -- which checkpoints are kept -------------------------------------------------------------------------------
 
@@ -638,7 +584,7 @@ class Checkpoints:
     @hears(wire.FetchCheckpoint)
     def _on_fetch(self, host: str, asked: wire.FetchCheckpoint) -> None:
         """Bring a checkpoint to a rank. A host gets no other directory of this machine."""
-        self._assembly.fetching(asked.rank)
+        self._assembly.attendance.fetching(asked.rank)
         answer = partial(self._on_fetched, asked)
         path = self.ledger.path(asked.path)
         if self.ledger.is_in_memory(asked.path):
@@ -678,41 +624,30 @@ class Checkpoints:
         A rank waits for its own checkpoints, and for those of other ranks up to the report that it has made itself.
         It waits for ranks with fewer reports no longer than ``missing_rank_s``, and with ``synced`` for nothing longer.
         """
-        now = self.now
-        self._settled_up_to = self._find_settled()
+        now, attendance = self.now, self._assembly.attendance
+        self._settled = self._find_settled()
         validating = any(map(self._awaits_validation, self.ledger.all))
         patience_s = self.config.missing_rank_s + _COMMIT_S * (self.is_committing or self.awaits_uploads())
         body = b""
         for request, since in requests:
-            reports = self._assembly.reports_of(request.rank)
-            settled, settled_synced, settled_soon, head_start_ends = self._settled_up_to
-            if request.synced:
-                settled = settled_soon if now >= head_start_ends else settled_synced
-            limit = since + patience_s
-            others = now < limit and reports > settled
-            own = not request.synced and any(request.rank in joining.reports for joining in self._joining.values())
+            reports, limit = attendance[request.rank].reports, since + patience_s
+            is_behind = reports > self._settled[request.synced]
+            others = is_behind and now < limit
+            own = not request.synced and self._assembly.awaits_parts_of(request.rank)
             if (others or own or (request.validated and validating)) and not request.at_once:
                 self._requests.append((request, since if others else -math.inf))
                 if others:
-                    due = min(limit, head_start_ends if now < head_start_ends else limit)
+                    due = min([moment for moment in (limit, attendance.head_start_ends) if moment > now])
                     self._answer_at = min(due, self._answer_at or due)
                 continue
             body = body or self._checkpoint_list()
             self._tell(wire.CheckpointList(attempt=request.attempt, rank=request.rank, index=request.index, body=body))
-            if request.synced and now >= limit and reports > settled:
-                self._do(self._assembly.write_off_laggards(reports))
+            if request.synced and is_behind and not others:
+                self._do(self._assembly.give_up_waiting(reports, now))
 
-    def _find_settled(self) -> tuple[float, float, float, float]:
-        """Return the number of reports up to which the checkpoints of all ranks are committed or dropped.
-
-        The second number leaves out checkpoints that ASYNC stores. The third one also leaves out ranks that have made
-        no report; it counts when the head start of the others, the last number, is over.
-        """
-        first = min(self._joining, default=math.inf)
-        first_synced = min((n for n, joining in self._joining.items() if joining.is_synced), default=math.inf)
-        fewest, fewest_soon = self._assembly.fewest_reports()
-        settled = [min(fewest, first - 1), min(fewest, first_synced - 1), min(fewest_soon, first_synced - 1)]
-        return settled[0], settled[1], settled[2], self._assembly.head_start_ends
+    def _find_settled(self) -> dict[bool, float]:
+        """Return the number of reports up to which checkpoints are settled, for ``synced`` requests and for others."""
+        return {synced: self._assembly.settled(self.now, synced=synced) for synced in (True, False)}
 
     def _checkpoint_list(self) -> bytes:
         checkpoints = [

@@ -129,7 +129,7 @@ def test_a_checkpoint_whose_ranks_name_different_directories_is_dropped(other: s
     [said, dropped] = actions
     assert isinstance(said, ShowLine)
     assert said.text.endswith(f"must name the same directory, and not /run/a (rank 0), {named} (rank 1)")
-    assert dropped == Drop(1)
+    assert (dropped.ordinal, set(dropped.ranks)) == (1, {0, 1})  # type: ignore[union-attr]
 
 
 # -- rank 0 only -----------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_ranks_that_bring_checkpoints_as_the_user_says_are_waited_for(
 ) -> None:
     assembly = assembly_of(2, ranks=ranks)
     if ranks == "all":
-        assembly.fetching(1)
+        assembly.attendance.fetching(1)
     bring(assembly, 0, 1, "shard-0")
     deliver(assembly, 0, 1, "shard-0")
     [said] = assembly.tick(2 * MISSING_RANK_S)
@@ -219,13 +219,13 @@ def test_no_two_ranks_store_a_file_of_the_same_name_at_the_same_time() -> None:
 def test_checkpoints_that_may_lack_ranks_are_dropped_at_the_end_of_an_attempt(end: str, *, fetching: bool) -> None:
     assembly = assembly_of(3, running_since=0.0)
     if fetching:
-        assembly.fetching(2)
+        assembly.attendance.fetching(2)
     for ordinal in (1, 2):
         for rank in (0, 1):
             bring(assembly, rank, ordinal, f"shard-{rank}", now=0.1)
             deliver(assembly, rank, ordinal, f"shard-{rank}", now=0.1)
     if end == "failure":
-        assembly.ended(2)
+        assembly.attendance.ended(2)
         assert assembly.tick(2 * MISSING_RANK_S) == []
     assert assembly.close(2 * MISSING_RANK_S if end == "failure" else MISSING_RANK_S) == [
         ShowLine(
@@ -243,11 +243,11 @@ def test_a_checkpoint_whose_report_has_failed_on_a_rank_is_dropped_and_the_next_
     assembly = assembly_of(2)
     bring(assembly, 0, 1, "shard-0")
     deliver(assembly, 0, 1, "shard-0")
-    said, dropped = assembly.failed(1, 1, "TypeError: a metric", 0.0, has_checkpoint=True)
+    said, dropped = reported(assembly, 1, 1, {}, (), 0.0, failed="TypeError: a metric")
     assert said == ShowLine(
         "the checkpoint of report 1 is dropped, as report() has failed on rank 1: TypeError: a metric"
     )
-    assert dropped == Drop(1)
+    assert dropped == Drop(1, (0,))
     for rank in (0, 1):
         bring(assembly, rank, 2, f"shard-{rank}")
         actions = deliver(assembly, rank, 2, f"shard-{rank}")
@@ -259,7 +259,7 @@ def test_a_part_that_an_exception_kept_from_being_sent_is_missing() -> None:
     for ordinal in (1, 2):
         bring(assembly, 0, ordinal, "shard-0")
         deliver(assembly, 0, ordinal, "shard-0")
-    assert Drop(1) in bring(assembly, 1, 2, "shard-1")
+    assert Drop(1, (0,)) in bring(assembly, 1, 2, "shard-1")
     assert the_commit(deliver(assembly, 1, 2, "shard-1")).ordinal == 2
 
 
@@ -273,7 +273,7 @@ def test_ranks_that_name_a_checkpoint_differently_are_told_so() -> None:
         "not at the same step, or must give one name"
     )
     deliver(assembly, 0, 1, "a")
-    assert Drop(1) in deliver(assembly, 1, 1, "b")
+    assert Drop(1, (0, 1)) in deliver(assembly, 1, 1, "b")
 
 
 # -- ranks that show no sign -----------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def test_a_name_that_is_a_file_and_a_directory_is_refused_and_the_checkpoint_dro
     deliver(assembly, 0, 1, first)
     said, dropped = deliver(assembly, 1, 1, "model-1", skipped=[first])
     assert why in said.text  # type: ignore[union-attr]
-    assert dropped == Drop(1)
+    assert dropped == Drop(1, (0, 1))
     for rank in range(3):
         assert only(Refuse, bring(assembly, rank, 2, "model")) == []
 
@@ -419,7 +419,7 @@ class World:
 
     def _obey(self, actions: list[Action]) -> None:
         for rank, life in enumerate(self.ranks):
-            if self.assembly._ranks[rank].silent and rank not in self.written_off:
+            if self.assembly.attendance[rank].is_silent and rank not in self.written_off:
                 assert life.trains
                 assert not life.brought
                 assert self.now >= max(life.entered_at, self.first_part_at) + MISSING_RANK_S
@@ -481,7 +481,7 @@ class World:
             return
         if self.chance.random() < 0.5:
             life.died = True
-            self.assembly.ended(rank)
+            self.assembly.attendance.ended(rank)
         elif not life.ordered:
             life.finished = True
             self._obey(self.assembly.finished(rank, self.now))
