@@ -201,7 +201,7 @@ class Engine:
         self._tell_parts(lost.host, lost)
         for rank in ranks:
             self.debuggers.rank_ended(rank)
-        self.happened(replace(lost, owes=self.checkpoints.awaits(ranks)))
+        self.happened(replace(lost, owes=self.checkpoints.assembly.awaits(ranks)))
 
     @hears(wire.Outcome)
     def _on_outcome(self, _: str, outcome: wire.Outcome) -> None:

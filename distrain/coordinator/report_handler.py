@@ -126,7 +126,7 @@ class ReportHandler:
             self.observers.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
         self.pass_on(message)
         if self._rows:
-            has_checkpoint = self.checkpoints.has_part(index)
+            has_checkpoint = self.checkpoints.assembly.has_part(index)
             self._tell(self._rows.reported(rank, index, metrics, self.clock.now(), has_checkpoint=has_checkpoint))
 
     @hears(wire.Outcome)

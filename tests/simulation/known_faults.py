@@ -31,7 +31,7 @@ KNOWN = [
     Known(
         "committed although files are still being stored",
         "decisions/checkpoints/assembly.py",
-        "        if joining.unstored:\n            return None\n",
+        "        if joining.unstored:\n            return False\n",
         "",
     ),
     Known(
@@ -409,7 +409,7 @@ KNOWN = [
     Known(
         "get_checkpoint() does not wait for files that are listed once slow ranks are written off",
         "decisions/checkpoints/life.py",
-        "(self.is_committing or self.awaits_uploads())",
+        "(self.is_committing or self.assembly.awaits_uploads())",
         "self.is_committing",
         "quiet",
     ),

@@ -15,70 +15,34 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from distrain import wire
+from distrain.decisions.checkpoints.actions import MakeDirectory, Settled, Store
 from distrain.decisions.checkpoints.attendance import SAY_IT, Attendance
-from distrain.decisions.events import CheckpointsInProgress, ShowLine
+from distrain.decisions.events import CheckpointsInProgress, SendMessage, ShowLine
 from distrain.storage.commit import Commit, CommittedFile
+from distrain.storage.names import DICT_FILE
 from distrain.system.text import name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from distrain import wire
-    from distrain.api.config import CheckpointConfig
+    from distrain.decisions.checkpoints.actions import Action
+    from distrain.decisions.checkpoints.site import Site
+    from distrain.storage.checkpoint import Checkpoint
 
 PATIENCE_S = 1.0
 """Seconds for which the files of a rank wait for lower ranks, which may report the same ones. This saves copying them
 twice; it never decides which are kept."""
 MOST_UNCOMMITTED = 4
 """Checkpoints that may wait for other ranks, or for the disk. A rank with another one waits in report()."""
+_INCOMPARABLE = (DICT_FILE, ".keras")
+"""Equal tensors pickle to different bytes, and a ``.keras`` file holds the time at which it was written."""
 _MOST_METRICS = 1000
 """Reports of rank 0 that are remembered for the checkpoints of slower ranks."""
-
-# -- actions --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFiles:
-    """Have these files of a rank's checkpoint stored, by the rank itself or by the uploader of its host.
-
-    They replace files of the same names that a higher rank has stored, which has not waited for this rank long enough.
-    """
-
-    rank: int
-    ordinal: int
-    files: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Make ``report()`` of a rank fail."""
-
-    rank: int
-    ordinal: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Tell these ranks, which have reported it, that the checkpoint will never be committed."""
-
-    ordinal: int
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Proceed:
-    """Let the rank write its next checkpoint to memory, though this one still waits for ranks that never reported."""
-
-    rank: int
-    ordinal: int
-
-
-Action = RequestFiles | Refuse | Commit | Drop | Proceed | ShowLine
-
 
 # -- state ----------------------------------------------------------------------------------------------------------
 
@@ -93,8 +57,8 @@ class Part:
     """Those of the files that no lower rank has reported."""
     stored: tuple[tuple[str, int, int], ...] = ()
     skipped: tuple[tuple[str, int, int], ...] = ()
-    order: RequestFiles | None = None
-    """What follows when its files, which are still being written to memory, are there."""
+    ordered: Sequence[str] | None = None
+    """The files to store once they are there: they are still being written to memory."""
 
 
 @dataclass(slots=True)
@@ -207,40 +171,37 @@ class Joining:
                 return
             self.make_ready(rank)
 
-    def order_ready(self, ordinal: int) -> list[Action]:
-        """Order the files of ready ranks that no lower rank has reported, unless another rank stores some of them now.
+    def take_ready(self) -> Iterator[int]:
+        """Yield the ready ranks, but not those with files that another rank stores now.
 
         If two ranks stored a file of one name at the same time, the bytes of either could be the last ones.
         """
-        actions: list[Action] = []
         ready, self.ready = sorted(self.ready), set()
         for rank in ready:
             own = self.parts[rank].own
             storing = next((self.ordered[file] for file in own if self.ordered.get(file) in self.unstored), None)
             if storing is None:
                 self.ordered |= dict.fromkeys(own, rank)
-                actions.append(RequestFiles(rank, ordinal, tuple(sorted(own))))
+                yield rank
             else:
                 self.queued.setdefault(storing, set()).add(rank)
-        return actions
 
-    def order_in_place(self, ordinal: int) -> list[Action]:
-        """Have the host of the lowest rank list the files of all ranks."""
-        if not self.in_place:
-            return []
-        lowest = min(self.in_place)
-        self.unstored -= self.in_place - {lowest}
-        self.in_place.clear()
-        return [RequestFiles(lowest, ordinal, ())]
+    def take_in_place(self) -> Iterator[int]:
+        """Yield the lowest rank whose files are in place: its host lists those of all ranks."""
+        if self.in_place:
+            lowest = min(self.in_place)
+            self.unstored -= self.in_place - {lowest}
+            self.in_place.clear()
+            yield lowest
 
-    def order_from_memory(self, ordinal: int) -> list[Action]:
-        """Have parts in memory stored, if other ranks have stored theirs."""
+    def take_from_memory(self) -> list[int]:
+        """Return the ranks whose parts are in memory and have to be stored, as other ranks have stored theirs."""
         ranks = [rank for rank, part in sorted(self.parts.items()) if part.report.in_memory]
         if self.leaves_memory or self.problem is not None or not 0 < len(ranks) < len(self.parts):
             return []
         self.leaves_memory = True
         self.unstored.update(ranks)
-        return [RequestFiles(rank, ordinal, tuple(sorted(self.parts[rank].own))) for rank in ranks]
+        return ranks
 
     def note_stored(self, rank: int) -> None:
         """Note that nothing writes the rank's files from now on."""
@@ -254,21 +215,25 @@ class Joining:
 
 @dataclass(eq=False)
 class CheckpointAssembly:
-    """The checkpoints of one attempt, joined from the parts of its ranks.
+    """The checkpoints of the latest attempt, joined from the parts of its ranks.
 
-    incomparable: endings of file names whose bytes differ although their contents are the same.
-    silent: the ranks that did not report in time for the latest checkpoint of an earlier attempt with as many ranks.
-    before: the reports of a rank before this attempt. Messages to users count these, too.
+    emit: called with all that has to be done. hash_part: has files in memory hashed. on_complete: called when all files
+    of a checkpoint are stored.
     """
 
-    world_size: int
-    config: CheckpointConfig
-    incomparable: tuple[str, ...] = ()
-    silent: Collection[int] = ()
-    before: int = 0
+    site: Site
+    emit: Callable[[Action], None]
+    hash_part: Callable[[wire.Reported, Sequence[str]], None]
+    on_complete: Callable[[Commit, Joining], None]
 
-    def __post_init__(self) -> None:
-        self.attendance = Attendance(self.world_size, self.config, self.silent)
+    def begin(self, attempt: int, world_size: int, *, silent: Collection[int] = (), before: int = 0) -> None:
+        """Begin an attempt, and forget the unfinished checkpoints of the last one.
+
+        silent: the ranks that did not report in time for the latest checkpoint of an earlier attempt with as many
+        ranks. before: the reports of a rank before this attempt. Messages to users count these, too.
+        """
+        self.attempt, self.world_size, self.before = attempt, world_size, before
+        self.attendance = Attendance(world_size, self.site.config, silent)
         self.uploads: set[tuple[int, int]] = set()
         """Rank and ordinal of the files that uploaders are storing."""
         self._held_since: float | None = None
@@ -279,21 +244,28 @@ class CheckpointAssembly:
         self._committing: dict[int, Joining] = {}
         self._settled = self._committed = 0
         """The highest ordinal that was committed or dropped, and that was committed."""
+        self._lost: set[int] = set()
+        """The ranks whose hosts are lost."""
         self._ticked_at = -math.inf
         self._warnings: set[str] = set()
 
+    def tell(self, kind: type[wire.ToWorker], rank: int, **fields: Any) -> None:
+        """Send a message to a rank."""
+        self.emit(SendMessage(self.site.host_of(rank), kind(attempt=self.attempt, rank=rank, **fields)))
+
     # -- events ---------------------------------------------------------------------------------------------------
 
-    def running(self, rank: int, now: float) -> list[Action]:
+    def running(self, rank: int, now: float) -> None:
         """Note that the rank is in train_func, or that it continues there with the files for which it has waited."""
         self.attendance.running(rank, now)
-        return self.tick(now)
+        self.tick(now)
 
-    def reported(self, report: wire.Reported, now: float) -> list[Action]:
+    def reported(self, report: wire.Reported, now: float) -> None:
         """Handle one call of report(). If it has raised, only its checkpoint is dropped.
 
         Files that are in place are listed when every rank has reported the directory. A rank that has written files
-        into memory writes no others there until this checkpoint is settled, or :class:`Proceed` arrives.
+        into memory writes no others there until this checkpoint is settled, or :class:`~distrain.wire.FilesStored`
+        arrives.
         """
         rank, index, known = report.rank, report.index, self.attendance[report.rank]
         for missed in range(known.reports + 1, index) if known.brings is not False else ():
@@ -301,7 +273,9 @@ class CheckpointAssembly:
         self.attendance.reported(rank, index, now, catches_up=index > self._settled)
         if rank == 0 and report.failed is None:
             self._metrics_of_rank_0.append((index, report.body))
-        return [*(self._add_part(report, now) if report.has_checkpoint else ()), *self.tick(now)]
+        if report.has_checkpoint and (refusal := self._add_part(report, now)) and report.failed is None:
+            self.tell(wire.FilesStored, rank, ordinal=index, failed=refusal)
+        self.tick(now)
 
     def _miss_part(self, rank: int, ordinal: int, why: str, now: float) -> None:
         """Note that a part is missing, or may be."""
@@ -310,50 +284,68 @@ class CheckpointAssembly:
             joining.last_at = now
             joining.problem = joining.problem or f", as report() has failed on rank {rank}: {why}"
 
-    def _add_part(self, report: wire.Reported, now: float) -> list[Action]:
-        rank, ordinal, failed = report.rank, report.index, report.failed
+    def _add_part(self, report: wire.Reported, now: float) -> str | None:
+        """Add the part of a rank. Return why report() of the rank must fail, or None."""
+        rank, ordinal = report.rank, report.index
         if self.attendance[rank].brings is False:
-            return [Refuse(rank, ordinal, self._not_declared(rank))] if failed is None else []
+            return self._not_declared(rank)
         self.attendance.brought(rank)
-        if failed is not None:
-            self._miss_part(rank, ordinal, failed, now)
+        if report.failed is not None:
+            self._miss_part(rank, ordinal, report.failed, now)
             if ordinal in self._joining:
                 self._joining[ordinal].is_wanted = True
-            return []
+            return None
         if ordinal <= self._committed:
-            return [Refuse(rank, ordinal, self._too_late(rank))]
+            return self._too_late(rank)
         if self._is_settled(ordinal):
-            return [Drop(ordinal, (rank,))]
-        actions = self._supersede(rank, ordinal) if report.in_memory else []
+            self._drop(ordinal, [rank])
+            return None
+        supersedes = report.in_memory and self._supersede(rank, ordinal)
         joining = self._joining.setdefault(ordinal, Joining())
         joining.last_at, joining.is_wanted = now, True
-        joining.supersedes |= bool(actions)
+        joining.supersedes |= supersedes
         folders = _folders_of(report.files)
         if (clash := joining.clash(report, folders)) is not None:
             joining.cannot_store(rank, clash)
-            return [*actions, Refuse(rank, ordinal, f"{self.name(ordinal)}: {clash}")]
+            return f"{self.name(ordinal)}: {clash}"
         joining.add(Part(report, now), folders)
-        return actions
+        return None
 
-    def _supersede(self, rank: int, ordinal: int) -> list[Action]:
-        """Drop the earlier checkpoints that the rank has in memory: it was allowed to proceed."""
-        actions: list[Action] = []
+    def _supersede(self, rank: int, ordinal: int) -> bool:
+        """Drop the earlier checkpoints that the rank has in memory, if there are any: it was allowed to proceed."""
+        older = []
         for earlier, joining in sorted(self._joining.items()):
             part = joining.parts.get(rank)
             is_in_memory = part is not None and part.report.in_memory and not joining.leaves_memory
             if earlier < ordinal and is_in_memory and joining.problem is None:
-                actions.append(Drop(earlier, tuple(joining.parts)))
+                older.append(earlier)
                 self._settle(earlier)
-        return actions
+                self._drop(earlier, joining.parts)
+        return bool(older)
 
-    def stored(self, answer: wire.FilesCopied, now: float) -> list[Action]:
-        """Handle the end of :class:`RequestFiles`: the files are on disk, or (``failed``) cannot be stored."""
+    def _drop(self, ordinal: int, ranks: Iterable[int]) -> None:
+        """Tell these ranks, which have reported it, that the checkpoint will never be committed."""
+        for rank in ranks:
+            self.tell(wire.CommitDone, rank, ordinal=ordinal, path="", has_files=False)
+        self.emit(Settled(ordinal, None))
+
+    def written(self, message: wire.PartWritten) -> None:
+        """Continue with a part that was still being written to memory when it was reported."""
+        if (part := self.part(message.rank, message.ordinal)) is not None:
+            part.report = replace(part.report, is_written=True, facts=message.facts)
+            if part.ordered is not None:
+                self._store(message.rank, message.ordinal, part.ordered)
+
+    def stored(self, answer: wire.FilesCopied, now: float) -> None:
+        """Note that files of a rank are on disk, or (``failed``) cannot be stored."""
         rank, ordinal, failed = answer.rank, answer.ordinal, answer.failed
         self.uploads.discard((rank, ordinal))
         joining = self._joining.get(ordinal)
         if joining is None or rank not in joining.parts:
-            return self.tick(now)  # it was refused, and an exception ended report() before the refusal arrived
+            return  # it was refused, and an exception ended report() before the refusal arrived
         part = joining.parts[rank]
+        if self.site.needs_uploader(part.report) and (failed is not None or not part.report.in_memory):
+            self.tell(wire.FilesStored, rank, ordinal=ordinal, failed=failed)
         stored = tuple((str(p), int(s), int(c)) for p, s, c in answer.files)
         if failed is None and part.stored and not set(stored) <= set(part.stored):
             failed = "its files were damaged in memory"
@@ -361,56 +353,60 @@ class CheckpointAssembly:
         joining.note_stored(rank)
         if failed is not None:
             joining.cannot_store(rank, failed)
-        return self.tick(now)
+        self.tick(now)
 
-    def committed(self, ordinal: int, now: float) -> list[Action]:
-        """Note that a checkpoint is committed."""
-        self._committing.pop(ordinal, None)
-        return self.tick(now)
+    def committed(self, ordinal: int, latest: str, checkpoint: Checkpoint, now: float) -> None:
+        """Tell the ranks that a checkpoint is committed. latest: the path of the newest one."""
+        joining = self._committing.pop(ordinal)
+        for rank in range(self.world_size):
+            self.tell(wire.CommitDone, rank, ordinal=ordinal, path=latest, has_files=rank in joining.parts)
+        self.emit(Settled(ordinal, checkpoint))
+        self.tick(now)
 
-    def finished(self, rank: int, now: float) -> list[Action]:
+    def finished(self, rank: int, now: float) -> None:
         """Note that the rank has done its work and will not report again."""
         self.attendance.finished(rank)
-        return self.tick(now)
+        self.tick(now)
 
     def lost(self, ranks: Collection[int]) -> None:
         """Note that the host of these ranks is lost."""
+        self._lost.update(ranks)
         self.uploads = {(rank, ordinal) for rank, ordinal in self.uploads if rank not in ranks}
         for rank in ranks:
             self.attendance.ended(rank)
 
-    def close(self, now: float) -> list[Action]:
+    def close(self, now: float) -> None:
         """End the attempt: no rank will report again. Say which checkpoints are lost because they may lack ranks."""
         for rank in range(self.world_size):
             self.attendance.ended(rank)
-        return [*self.tick(now), *self._describe_dropped()]
+        self.tick(now)
+        self._describe_dropped()
 
-    def tick(self, now: float) -> list[Action]:
+    def tick(self, now: float) -> None:
         """Decide everything that can be decided by now."""
         self._ticked_at = now
-        is_blocked = self._held_since is not None and now >= self._held_since + self.config.missing_rank_s
+        is_blocked = self._held_since is not None and now >= self._held_since + self.site.config.missing_rank_s
         behind = min(self._joining, default=0) if is_blocked else 0
-        actions = [*self.give_up_waiting(behind, now), *self._order_files(now)]
-        while (settled := self._settle_next(now)) is not None:
-            actions += [*settled, *self._order_files(now)]
-        return actions
+        self.give_up_waiting(behind, now)
+        self._order_files(now)
+        while self._settle_next(now):
+            self._order_files(now)
 
-    def give_up_waiting(self, behind: int, now: float) -> list[Action]:
+    def give_up_waiting(self, behind: int, now: float) -> None:
         """Stop waiting for ranks that have had their time. See :meth:`~Attendance.give_up`."""
-        if not (ranks := self.attendance.give_up(now, behind)):
-            return []
-        return self._warn_once(
-            "silent",
-            f"checkpoints are committed without {name_ranks(ranks)}: no report from "
-            f"{'it' if len(ranks) == 1 else 'them'} within {self.config.missing_rank_s:g} s "
-            f"(CheckpointConfig.missing_rank_s). {SAY_IT}",
-        )
+        if ranks := self.attendance.give_up(now, behind):
+            self._warn_once(
+                "silent",
+                f"checkpoints are committed without {name_ranks(ranks)}: no report from "
+                f"{'it' if len(ranks) == 1 else 'them'} within {self.site.config.missing_rank_s:g} s "
+                f"(CheckpointConfig.missing_rank_s). {SAY_IT}",
+            )
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` may decide more if nothing else happens; in the past if that is overdue."""
         if not self._joining:
             return None
-        missing_s = self.config.missing_rank_s
+        missing_s = self.site.config.missing_rank_s
         moments = [self._joining[min(self._joining)].last_at + missing_s, *self.attendance.deadlines()]
         if self._held_since is not None:
             moments += [self._held_since + missing_s, self.attendance.late_at(self._held_since)]
@@ -426,10 +422,6 @@ class CheckpointAssembly:
         """Return the part of a rank, unless it was refused or the checkpoint is gone."""
         joining = self._joining.get(ordinal) or self._committing.get(ordinal)
         return None if joining is None else joining.parts.get(rank)
-
-    def __getitem__(self, ordinal: int) -> Joining:
-        """Return a checkpoint that is joining or being committed."""
-        return self._joining.get(ordinal) or self._committing[ordinal]
 
     def has_part(self, ordinal: int) -> bool:
         """Return whether a rank has reported a part of a checkpoint that is joining or being committed."""
@@ -502,29 +494,74 @@ class CheckpointAssembly:
 
     # -- which rank copies which files ----------------------------------------------------------------------------
 
-    def _order_files(self, now: float) -> list[Action]:
-        actions: list[Action] = []
+    def _order_files(self, now: float) -> None:
         uncommitted = committing = len(self._committing)
         is_held = False
         for ordinal, joining in sorted(self._joining.items()):
             has_all_parts = self.attendance.are_decided(ordinal)
             uncommitted += not has_all_parts
-            waits = now < joining.since + self.config.missing_rank_s and self.attendance.fewest(now) < ordinal
+            waits = now < joining.since + self.site.config.missing_rank_s and self.attendance.fewest(now) < ordinal
             self._pass_decided(ordinal, joining)
             joining.end_patience(now)
             if uncommitted <= MOST_UNCOMMITTED or not (waits or committing > MOST_UNCOMMITTED):
-                actions += joining.order_ready(ordinal)
+                for rank in joining.take_ready():
+                    self._store(rank, ordinal, sorted(joining.parts[rank].own))
             if has_all_parts:
-                actions += joining.order_in_place(ordinal)
-            elif not (waits or joining.unstored):
-                actions += [Proceed(rank, ordinal) for rank in sorted(joining.in_memory)]
+                for rank in joining.take_in_place():
+                    self._store(rank, ordinal, ())
+            elif not (waits or joining.unstored):  # ranks that never reported don't keep others from their next one
+                for rank in sorted(joining.in_memory):
+                    self.tell(wire.FilesStored, rank, ordinal=ordinal)
                 joining.in_memory.clear()
             is_held |= waits and bool(joining.ready or (joining.supersedes and joining.in_memory))
         if not is_held:
             self._held_since = None
         elif self._held_since is None:
             self._held_since = now
-        return actions
+
+    def _store(self, rank: int, ordinal: int, files: Sequence[str]) -> None:
+        """Have these files of a rank stored, by the rank itself or by an uploader, once there is a directory for them.
+
+        They replace files of the same names that a higher rank has stored, which has not waited for this rank long
+        enough.
+        """
+        joining = self._joining[ordinal]
+        part, report = joining.parts[rank], joining.parts[rank].report
+        if report.in_memory and not report.is_written:
+            part.ordered = files
+            return
+        if self.site.needs_uploader(report):
+            if rank in self._lost:
+                return
+            self.uploads.add((rank, ordinal))
+        if report.in_memory and not joining.leaves_memory:
+            self.hash_part(report, files)
+        elif report.in_place:
+            self._copy(self.attempt, rank, ordinal, files, report.folder)
+        else:
+            then = partial(self._copy, self.attempt, rank, ordinal, files)
+            self.emit(MakeDirectory(self.attempt, ordinal, joining.named_by[1], then))
+
+    def _copy(self, attempt: int, rank: int, ordinal: int, files: Sequence[str], directory: str) -> None:
+        """Tell the worker or the uploader of its host to copy the files into ``directory``."""
+        part = self.part(rank, ordinal)
+        if attempt != self.attempt or part is None:
+            return
+        report, ordered = part.report, frozenset(files)
+        if not self.site.needs_uploader(report):
+            self.tell(wire.CopyFiles, rank, ordinal=ordinal, directory=directory, files=list(files))
+            return
+        order = wire.Upload(
+            attempt=attempt,
+            rank=rank,
+            ordinal=ordinal,
+            source="" if report.in_place else report.folder,
+            files=list(files),
+            others=[path for path in report.files if path not in ordered],
+            directory=directory,
+            facts={} if report.in_memory else report.facts or {},
+        )
+        self.emit(Store(self.site.host_of(rank), order))
 
     def _pass_decided(self, ordinal: int, joining: Joining) -> None:
         """Move the cursor to the lowest rank that may still report a part. Lower ranks wait for no others."""
@@ -542,27 +579,34 @@ class CheckpointAssembly:
         """Return whether a checkpoint is committed or dropped. An earlier one may still be joining."""
         return ordinal <= self._settled and ordinal not in self._joining
 
-    def _settle_next(self, now: float) -> list[Action] | None:
-        """Commit or drop the next checkpoint. Return None if it has to wait."""
+    def _settle_next(self, now: float) -> bool:
+        """Commit or drop the next checkpoint. Return False if it has to wait."""
         if not self._joining:
-            return None
+            return False
         ordinal = min(self._joining)
         joining = self._joining[ordinal]
         if not self.attendance.are_decided(ordinal):
-            return self._warn_of_missing(ordinal, joining, now) or None
+            self._warn_of_missing(ordinal, joining, now)
+            return False
         if joining.unstored:
-            return None
-        if orders := joining.order_from_memory(ordinal):
-            return orders
+            return False
+        if ranks := joining.take_from_memory():
+            for rank in ranks:
+                self._store(rank, ordinal, sorted(joining.parts[rank].own))
+            return True
         self._settle(ordinal)
         if not joining.is_wanted:
-            return []
+            return True
         if (problem := joining.problem or _mixed_directories(joining.parts)) is not None:
-            return [ShowLine(f"{self.name(ordinal)} is dropped{problem}"), Drop(ordinal, tuple(joining.parts))]
+            self.emit(ShowLine(f"{self.name(ordinal)} is dropped{problem}"))
+            self._drop(ordinal, joining.parts)
+            return True
         self._committed = ordinal
         self._committing[ordinal] = joining
         commit = self._commit(ordinal, joining.parts)
-        return [*self._warn_of_differences(joining.parts, commit.files), commit]
+        self._warn_of_differences(joining.parts, commit.files)
+        self.on_complete(commit, joining)
+        return True
 
     def _commit(self, ordinal: int, parts: Mapping[int, Part]) -> Commit:
         files: dict[str, CommittedFile] = {}
@@ -580,55 +624,50 @@ class CheckpointAssembly:
 
     # -- warnings -------------------------------------------------------------------------------------------------
 
-    def _warn_once(self, key: str, text: str) -> list[Action]:
-        if key in self._warnings:
-            return []
-        self._warnings.add(key)
-        return [ShowLine(text)]
+    def _warn_once(self, key: str, text: str) -> None:
+        if key not in self._warnings:
+            self._warnings.add(key)
+            self.emit(ShowLine(text))
 
-    def _warn_of_missing(self, ordinal: int, joining: Joining, now: float) -> list[Action]:
-        is_early = now < joining.last_at + self.config.missing_rank_s
+    def _warn_of_missing(self, ordinal: int, joining: Joining, now: float) -> None:
+        is_early = now < joining.last_at + self.site.config.missing_rank_s
         if "missing" in self._warnings or is_early or not joining.is_wanted:
-            return []
+            return
         missing = self.attendance.missing(ordinal)
-        if self.attendance.will_be_given_up(missing):
-            return []
-        return self._warn_once(
-            "missing",
-            f"{self.name(ordinal)} of {name_ranks(joining.parts)} is not complete: "
-            f"{self.attendance.describe(missing)}. It will be committed once they make that report or finish.",
-        )
+        if not self.attendance.will_be_given_up(missing):
+            self._warn_once(
+                "missing",
+                f"{self.name(ordinal)} of {name_ranks(joining.parts)} is not complete: "
+                f"{self.attendance.describe(missing)}. It will be committed once they make that report or finish.",
+            )
 
-    def _describe_dropped(self) -> list[Action]:
+    def _describe_dropped(self) -> None:
         """Say which checkpoints of an attempt that has ended may lack ranks that had not reported one yet."""
         wanted = [ordinal for ordinal, joining in sorted(self._joining.items()) if joining.is_wanted]
         missing = self.attendance.missing(wanted[0]) if wanted else []
-        missing = [rank for rank in missing if not self.attendance[rank].brings]
-        if not missing:
-            return []
-        first, last = self.before + wanted[0], self.before + wanted[-1]
-        which = f"{self.name(wanted[0])} is" if last == first else f"the checkpoints of reports {first} to {last} are"
-        return [
-            ShowLine(
-                f"{which} dropped: the attempt ended before {name_ranks(missing)} made that report, so files "
-                f"may be missing. {SAY_IT}"
+        if missing := [rank for rank in missing if not self.attendance[rank].brings]:
+            first, last = self.before + wanted[0], self.before + wanted[-1]
+            one, many = f"{self.name(wanted[0])} is", f"the checkpoints of reports {first} to {last} are"
+            text = (
+                f"{one if last == first else many} dropped: the attempt ended before {name_ranks(missing)} made that "
+                f"report, so files may be missing. {SAY_IT}"
             )
-        ]
+            self.emit(ShowLine(text))
 
-    def _warn_of_differences(self, parts: Mapping[int, Part], files: Iterable[CommittedFile]) -> list[Action]:
+    def _warn_of_differences(self, parts: Mapping[int, Part], files: Iterable[CommittedFile]) -> None:
         kept = {file.path: (file.size, file.crc32) for file in files}
         for rank in sorted(parts):
             for path, size, crc32 in (*parts[rank].skipped, *parts[rank].stored):
-                if not path.endswith(self.incomparable) and kept.get(path, (size, crc32)) != (size, crc32):
-                    return self._warn_once(
+                if not path.endswith(_INCOMPARABLE) and kept.get(path, (size, crc32)) != (size, crc32):
+                    self._warn_once(
                         "different",
                         f"ranks reported different contents for the checkpoint file {path!r}; the lowest rank's is "
                         "kept. Put the rank into the file name to keep each rank's own.",
                     )
-        return []
+                    return
 
     def _not_declared(self, rank: int) -> str:
-        declared = self.config.checkpoint_ranks
+        declared = self.site.config.checkpoint_ranks
         assert not isinstance(declared, str | None)
         named = name_ranks(declared)
         return (
@@ -640,7 +679,7 @@ class CheckpointAssembly:
         return (
             f"a checkpoint was committed without rank {rank}, which had not called report() as often as the others. "
             "Ranks that save checkpoints must call it equally often; raise "
-            f"CheckpointConfig.missing_rank_s (now {self.config.missing_rank_s:g} s) if this rank is just slow"
+            f"CheckpointConfig.missing_rank_s (now {self.site.config.missing_rank_s:g} s) if this rank is just slow"
         )
 
 

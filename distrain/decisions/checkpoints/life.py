@@ -32,45 +32,39 @@ from distrain.decisions.checkpoints.actions import (
     Answered,
     BringTo,
     FindOther,
-    MakeDirectory,
     NewStart,
     Publish,
     RolledBack,
     RunBegins,
     RunEnds,
-    Settled,
     StorageFails,
-    Store,
     StoreLast,
     Tick,
     Validate,
     Validated,
     VerifyLatest,
 )
-from distrain.decisions.checkpoints.assembly import CheckpointAssembly, Drop, Proceed, Refuse, RequestFiles
+from distrain.decisions.checkpoints.assembly import CheckpointAssembly
 from distrain.decisions.checkpoints.rounds import Rounds
 from distrain.decisions.events import (
     AttemptEnded,
     AttemptStarts,
-    CheckpointsInProgress,
     HostLost,
     RollBack,
-    SendMessage,
     ShowLine,
 )
 from distrain.decisions.hearing import handlers_of, hears
 from distrain.storage import retention
 from distrain.storage.commit import Commit, committed, merged_positions, new_manifest, other_data
-from distrain.storage.names import DICT_FILE
 from distrain.system.text import advice_on, is_full_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
-    from distrain.decisions.checkpoints import assembly
     from distrain.decisions.checkpoints.actions import Action, Event
+    from distrain.decisions.checkpoints.assembly import Joining
     from distrain.decisions.checkpoints.ledger import Ledger
     from distrain.decisions.checkpoints.site import Site
     from distrain.storage.commit import CommittedCheckpoint
@@ -78,8 +72,6 @@ if TYPE_CHECKING:
 
 _COMMIT_S = 10.0
 """Seconds more that a rank waits for a checkpoint that is being stored when the time for other ranks is over."""
-_INCOMPARABLE = (DICT_FILE, ".keras")
-"""Equal tensors pickle to different bytes, and a ``.keras`` file holds the time at which it was written."""
 
 
 class Checkpoints:
@@ -88,6 +80,7 @@ class Checkpoints:
     def __init__(self, ledger: Ledger, site: Site) -> None:
         self.ledger, self.site, self.config = ledger, site, site.config
         self.rounds = Rounds(ledger, site, self._emit, self._on_round_change)
+        self.assembly = CheckpointAssembly(site, self._emit, self.rounds.hash, self._commit)
         ledger.emit = self._emit
         self.now = 0.0
         self.is_verifying = self.is_gathering = False
@@ -120,13 +113,6 @@ class Checkpoints:
     def _emit(self, action: Action) -> None:
         self._actions.append(action)
 
-    def _tell(self, message: wire.ToWorker) -> None:
-        self._emit(SendMessage(self.site.host_of(message.rank), message))
-
-    def _tell_all(self, kind: type[wire.ToWorker], **fields: Any) -> None:
-        for rank in range(self._world_size):
-            self._tell(kind(attempt=self._attempt, rank=rank, **fields))
-
     @property
     def kinds(self) -> AbstractSet[type]:
         """The kinds of messages and events that belong to this part."""
@@ -157,16 +143,9 @@ class Checkpoints:
         """When the first of these requests stops waiting for other ranks."""
         self._settled: dict[bool, float] = {}
         """What :meth:`_find_settled` has returned last."""
-        self._lost: set[int] = set()
-        """The ranks whose hosts are lost."""
         similar = [saved for saved in self.ledger.all if saved.world_size == world_size]
-        self._assembly = CheckpointAssembly(
-            world_size,
-            self.config,
-            incomparable=_INCOMPARABLE,
-            silent=similar[-1].silent if similar else (),
-            before=self.first_step,
-        )
+        silent = similar[-1].silent if similar else ()
+        self.assembly.begin(attempt, world_size, silent=silent, before=self.first_step)
         self._start = -1 if latest is None else latest.index
         """The index of the checkpoint that the attempt has started from, if that is one of this run."""
         self._start_until = math.inf
@@ -176,8 +155,8 @@ class Checkpoints:
     @hears(AttemptEnded)
     def _on_attempt_ended(self, _: str, ended: AttemptEnded) -> None:
         raised = any(failure.kind == "exception" for failure in ended.failures)
-        self._is_doubtful = raised and not self._assembly.attendance.has_reports
-        self._do(self._assembly.close(self.now))
+        self._is_doubtful = raised and not self.assembly.attendance.has_reports
+        self.assembly.close(self.now)
         self.is_over = True
         self._delete_surplus()
 
@@ -185,27 +164,26 @@ class Checkpoints:
     def _on_host_lost(self, _: str, lost: HostLost) -> None:
         self.rounds.lost(lost.host)
         ranks = [rank.rank for rank in self.site.plan.on(lost.host)] if self._world_size else []
-        self._lost.update(ranks)
-        self._assembly.lost(ranks)
+        self.assembly.lost(ranks)
 
     @hears(wire.Exited)
     def _on_exited(self, _: str, message: wire.Exited) -> None:
-        self._assembly.attendance.ended(message.rank)
+        self.assembly.attendance.ended(message.rank)
 
     @hears(wire.Outcome)
     def _on_outcome(self, _: str, outcome: wire.Outcome) -> None:
         self._unheard.discard(outcome.rank)
         if outcome.ok:
-            self._do(self._assembly.finished(outcome.rank, self.now))
+            self.assembly.finished(outcome.rank, self.now)
         else:
-            self._assembly.attendance.ended(outcome.rank)
+            self.assembly.attendance.ended(outcome.rank)
 
     @hears(wire.Running)
     def _on_running(self, _: str, message: wire.Running) -> None:
         if self.rounds.is_off:
-            self._tell(wire.StoreInstead(attempt=message.attempt, rank=message.rank))
+            self.assembly.tell(wire.StoreInstead, message.rank)
         self._start_until = self.now + self.config.missing_rank_s
-        self._do(self._assembly.running(message.rank, self.now))
+        self.assembly.running(message.rank, self.now)
 
     @hears(StoreLast)
     def _on_store_last(self, _: str, event: StoreLast) -> None:
@@ -217,12 +195,12 @@ class Checkpoints:
 
     def deadline(self) -> float | None:
         """Return when a :class:`Tick` should come if nothing else happens."""
-        moments = self._assembly.deadline(), self._answer_at, self.rounds.deadline()
+        moments = self.assembly.deadline(), self._answer_at, self.rounds.deadline()
         return min((moment for moment in moments if moment is not None), default=None)
 
     @hears(Tick)
     def _on_tick(self, _: str, event: Tick) -> None:
-        self._do(self._assembly.tick(self.now))
+        self.assembly.tick(self.now)
         self._answer_requests()
         self.rounds.store_if_due()
 
@@ -231,31 +209,12 @@ class Checkpoints:
     @property
     def is_storing_for_ranks(self) -> bool:
         """True while files are stored for ranks, or gathered for them."""
-        return bool(self._assembly.uploads) or self.rounds.is_busy
+        return bool(self.assembly.uploads) or self.rounds.is_busy
 
     @property
     def is_committing(self) -> bool:
         """True while a checkpoint is being committed."""
         return self._open_commits > 0
-
-    def awaits_uploads(self) -> bool:
-        """Return whether uploads are all that the next checkpoint waits for."""
-        return self._assembly.awaits_uploads()
-
-    def in_progress(self, failed: Collection[int], standing: Collection[int]) -> CheckpointsInProgress:
-        """Return what other ranks store, or may still report, for checkpoints that don't need the ``failed`` ones.
-
-        standing: the ranks that stand still, and so will not report.
-        """
-        return self._assembly.in_progress(failed, standing, self.now)
-
-    def awaits(self, ranks: Collection[int]) -> bool:
-        """Return whether a checkpoint waits for files of these ranks."""
-        return self._assembly.awaits(ranks)
-
-    def has_part(self, index: int) -> bool:
-        """Return whether a rank's report of this number has a checkpoint."""
-        return self._assembly.has_part(index)
 
     # -- the checkpoint to start from -----------------------------------------------------------------------------
 
@@ -332,13 +291,13 @@ class Checkpoints:
     def _on_reported(self, _: str, report: wire.Reported) -> None:
         self._unheard.discard(report.rank)
         brought = self._first_brought(report.rank)
-        self._do(self._assembly.reported(report, self.now))
+        self.assembly.reported(report, self.now)
         if self._first_brought(report.rank) != brought:
             self._disown(report.rank)
 
     def _first_brought(self, rank: int) -> int:
         """Return the number of the first report of a rank that had a checkpoint, or has failed with one; 0 if none."""
-        return self._assembly.attendance[rank].first
+        return self.assembly.attendance[rank].first
 
     def _disown(self, rank: int) -> None:
         """Give up the checkpoints of this attempt that were committed without a rank that is slow, and not silent.
@@ -356,99 +315,30 @@ class Checkpoints:
 
     @hears(wire.FilesCopied)
     def _on_stored(self, _: str, answer: wire.FilesCopied) -> None:
-        rank, ordinal, failed = answer.rank, answer.ordinal, answer.failed
-        if ordinal < 0:
+        if answer.ordinal < 0:
             self.rounds.on_stored(answer)
             return
-        if failed is not None and is_full_disk(failed):
-            why = f"rank {rank} cannot store a checkpoint in {self.site.location}"
-            self._emit(StorageFails(f"{why}: {failed}{advice_on(failed)}"))
-        report = part.report if (part := self._assembly.part(rank, ordinal)) else None
-        if report is not None and self.site.needs_uploader(report) and (failed is not None or not report.in_memory):
-            self._tell(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=failed))
-        self._do(self._assembly.stored(answer, self.now))
+        if answer.failed is not None and is_full_disk(answer.failed):
+            why = f"rank {answer.rank} cannot store a checkpoint in {self.site.location}"
+            self._emit(StorageFails(f"{why}: {answer.failed}{advice_on(answer.failed)}"))
+        self.assembly.stored(answer, self.now)
 
     @hears(wire.PartWritten)
     def _on_written(self, _: str, message: wire.PartWritten) -> None:
-        """Continue with a part that was still being written to memory when it was reported."""
         rank, ordinal = message.rank, message.ordinal
-        part = self._assembly.part(rank, ordinal)
-        if message.failed is None and part is not None:
-            part.report = replace(part.report, is_written=True, facts=message.facts)
-            if part.order is not None:
-                self._store_files(part.order)
-        elif message.failed is not None:
-            self.rounds.short_of_memory(rank, message.failed)
-            self._tell_all(wire.StoreInstead)
-            why = "its host cannot keep it in memory"
-            self._on_stored("", wire.FilesCopied(attempt=message.attempt, rank=rank, ordinal=ordinal, failed=why))
-
-    def _do(self, actions: Sequence[assembly.Action]) -> None:
-        """Carry out what the assembly of the attempt has decided."""
-        for action in actions:
-            match action:
-                case RequestFiles():
-                    self._store_files(action)
-                case Refuse(rank, ordinal, why):
-                    self._tell(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=why))
-                case Commit():
-                    self._commit(action)
-                case Drop(ordinal, ranks):
-                    for rank in ranks:
-                        self._tell_done(rank, ordinal)
-                    self._emit(Settled(ordinal, None))
-                case Proceed(rank, ordinal):
-                    self._tell(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal))
-                case ShowLine():
-                    self._emit(action)
-
-    def _store_files(self, wanted: RequestFiles) -> None:
-        """Have files of a rank stored, once there is a directory for them."""
-        rank, ordinal = wanted.rank, wanted.ordinal
-        joining = self._assembly[ordinal]
-        report = joining.parts[rank].report
-        if report.in_memory and not report.is_written:
-            joining.parts[rank].order = wanted
+        if message.failed is None:
+            self.assembly.written(message)
             return
-        if self.site.needs_uploader(report):
-            if rank in self._lost:
-                return
-            self._assembly.uploads.add((rank, ordinal))
-        order = partial(self._order_copy, self._attempt, wanted)
-        if report.in_memory and not joining.leaves_memory:
-            self.rounds.hash(report, wanted.files)
-        elif report.in_place:
-            order(report.folder)
-        else:
-            self._emit(MakeDirectory(self._attempt, ordinal, joining.named_by[1], order))
-
-    def _order_copy(self, attempt: int, wanted: RequestFiles, directory: str) -> None:
-        """Tell the worker or the uploader of its host to copy the files into ``directory``."""
-        rank, ordinal, files = wanted.rank, wanted.ordinal, list(wanted.files)
-        part, ordered = self._assembly.part(rank, ordinal), frozenset(files)
-        if attempt != self._attempt or part is None:
-            return
-        report = part.report
-        if not self.site.needs_uploader(report):
-            self._tell(wire.CopyFiles(attempt=attempt, rank=rank, ordinal=ordinal, directory=directory, files=files))
-            return
-        order = wire.Upload(
-            attempt=attempt,
-            rank=rank,
-            ordinal=ordinal,
-            source="" if report.in_place else report.folder,
-            files=files,
-            others=[path for path in report.files if path not in ordered],
-            directory=directory,
-            facts={} if report.in_memory else report.facts or {},
-        )
-        self._emit(Store(self.site.host_of(rank), order))
+        self.rounds.short_of_memory(rank, message.failed)
+        for each in range(self._world_size):
+            self.assembly.tell(wire.StoreInstead, each)
+        why = "its host cannot keep it in memory"
+        self._on_stored("", wire.FilesCopied(attempt=message.attempt, rank=rank, ordinal=ordinal, failed=why))
 
     # -- commits --------------------------------------------------------------------------------------------------
 
-    def _commit(self, commit: Commit) -> None:
+    def _commit(self, commit: Commit, joining: Joining) -> None:
         """Make the files of all ranks a checkpoint."""
-        joining = self._assembly[commit.ordinal]
         by_rank = {rank: joining.parts[rank].report for rank in commit.ranks}
         reports = list(by_rank.values())
         positions = {report.rank: report.positions or {} for report in reports}
@@ -512,11 +402,7 @@ class Checkpoints:
             )
         )
         if attempt == self._attempt:
-            ranks = frozenset(commit.ranks)
-            for rank in range(self._world_size):
-                self._tell_done(rank, commit.ordinal, str(latest.path), has_files=rank in ranks)
-            self._emit(Settled(commit.ordinal, saved.checkpoint))
-            self._do(self._assembly.committed(commit.ordinal, self.now))
+            self.assembly.committed(commit.ordinal, str(latest.path), saved.checkpoint, self.now)
         if saved.is_pending:
             self._emit(Validate(saved))
         if self.rounds.is_off and not (latest.is_in_memory or self._is_start_read()):
@@ -524,10 +410,6 @@ class Checkpoints:
         for rank in filter(self._first_brought, saved.silent):  # it came while this was committed
             self._disown(rank)
         self._after_change()
-
-    def _tell_done(self, rank: int, ordinal: int, path: str = "", *, has_files: bool = False) -> None:
-        done = wire.CommitDone(attempt=self._attempt, rank=rank, ordinal=ordinal, path=path, has_files=has_files)
-        self._tell(done)
 
     # -- which checkpoints are kept -------------------------------------------------------------------------------
 
@@ -584,7 +466,7 @@ class Checkpoints:
     @hears(wire.FetchCheckpoint)
     def _on_fetch(self, host: str, asked: wire.FetchCheckpoint) -> None:
         """Bring a checkpoint to a rank. A host gets no other directory of this machine."""
-        self._assembly.attendance.fetching(asked.rank)
+        self.assembly.attendance.fetching(asked.rank)
         answer = partial(self._on_fetched, asked)
         path = self.ledger.path(asked.path)
         if self.ledger.is_in_memory(asked.path):
@@ -602,11 +484,8 @@ class Checkpoints:
 
     def _on_fetched(self, asked: wire.FetchCheckpoint, folder: str, failed: str | None) -> None:
         if asked.attempt == self._attempt:
-            self._do(self._assembly.running(asked.rank, self.now))
-            rank, path = asked.rank, asked.path
-            self._tell(
-                wire.CheckpointFetched(attempt=asked.attempt, rank=rank, path=path, folder=folder, failed=failed)
-            )
+            self.assembly.running(asked.rank, self.now)
+            self.assembly.tell(wire.CheckpointFetched, asked.rank, path=asked.path, folder=folder, failed=failed)
 
     @hears(wire.AskCheckpointList)
     def _on_ask(self, _: str, request: wire.AskCheckpointList) -> None:
@@ -624,16 +503,16 @@ class Checkpoints:
         A rank waits for its own checkpoints, and for those of other ranks up to the report that it has made itself.
         It waits for ranks with fewer reports no longer than ``missing_rank_s``, and with ``synced`` for nothing longer.
         """
-        now, attendance = self.now, self._assembly.attendance
+        now, attendance = self.now, self.assembly.attendance
         self._settled = self._find_settled()
         validating = any(map(self._awaits_validation, self.ledger.all))
-        patience_s = self.config.missing_rank_s + _COMMIT_S * (self.is_committing or self.awaits_uploads())
+        patience_s = self.config.missing_rank_s + _COMMIT_S * (self.is_committing or self.assembly.awaits_uploads())
         body = b""
         for request, since in requests:
             reports, limit = attendance[request.rank].reports, since + patience_s
             is_behind = reports > self._settled[request.synced]
             others = is_behind and now < limit
-            own = not request.synced and self._assembly.awaits_parts_of(request.rank)
+            own = not request.synced and self.assembly.awaits_parts_of(request.rank)
             if (others or own or (request.validated and validating)) and not request.at_once:
                 self._requests.append((request, since if others else -math.inf))
                 if others:
@@ -641,13 +520,13 @@ class Checkpoints:
                     self._answer_at = min(due, self._answer_at or due)
                 continue
             body = body or self._checkpoint_list()
-            self._tell(wire.CheckpointList(attempt=request.attempt, rank=request.rank, index=request.index, body=body))
+            self.assembly.tell(wire.CheckpointList, request.rank, index=request.index, body=body)
             if request.synced and is_behind and not others:
-                self._do(self._assembly.give_up_waiting(reports, now))
+                self.assembly.give_up_waiting(reports, now)
 
     def _find_settled(self) -> dict[bool, float]:
         """Return the number of reports up to which checkpoints are settled, for ``synced`` requests and for others."""
-        return {synced: self._assembly.settled(self.now, synced=synced) for synced in (True, False)}
+        return {synced: self.assembly.settled(self.now, synced=synced) for synced in (True, False)}
 
     def _checkpoint_list(self) -> bytes:
         checkpoints = [
