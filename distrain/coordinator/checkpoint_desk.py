@@ -104,7 +104,7 @@ class CheckpointDesk:
                 self.upload(host, order)
             case Publish():
                 done, failed = self._answers(action.done), self._answers(action.failed)
-                self.store.publish(replace(action, done=done, failed=failed))
+                self.store.publish(action._replace(done=done, failed=failed))
             case UpdateManifest(saved, fields):
                 self.store.update_manifest(saved, fields)
             case Delete(chosen, kept):

@@ -122,7 +122,7 @@ class ReportHandler:
             self.store.append_metrics(line, metrics)
             if rank == 0:
                 self.last = {**line, "metrics": metrics}
-            number = self.checkpoints.first_step + index
+            number = self.checkpoints.assembly.first_step + index
             self.observers.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
         self.pass_on(message)
         if self._rows:

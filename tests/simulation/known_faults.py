@@ -223,8 +223,8 @@ KNOWN = [
     Known(
         "checkpoints in memory that a Rollback gave up stay",
         "decisions/checkpoints/life.py",
-        "        self.rounds.drop_others()\n        self._choose_start()\n",
-        "        self._choose_start()\n",
+        "        self.rounds.drop_others()\n        self._note_start()\n",
+        "        self._note_start()\n",
     ),
     Known(
         "a checkpoint is deleted while it is validated",

@@ -217,22 +217,21 @@ class Joining:
 class CheckpointAssembly:
     """The checkpoints of the latest attempt, joined from the parts of its ranks.
 
-    emit: called with all that has to be done. hash_part: has files in memory hashed. on_complete: called when all files
-    of a checkpoint are stored.
+    emit: called with all that has to be done. on_complete: called when all files of a checkpoint are stored.
     """
 
     site: Site
     emit: Callable[[Action], None]
-    hash_part: Callable[[wire.Reported, Sequence[str]], None]
     on_complete: Callable[[Commit, Joining], None]
 
-    def begin(self, attempt: int, world_size: int, *, silent: Collection[int] = (), before: int = 0) -> None:
+    def begin(self, attempt: int, world_size: int, *, silent: Collection[int] = (), first_step: int = 0) -> None:
         """Begin an attempt, and forget the unfinished checkpoints of the last one.
 
         silent: the ranks that did not report in time for the latest checkpoint of an earlier attempt with as many
-        ranks. before: the reports of a rank before this attempt. Messages to users count these, too.
+        ranks. first_step: the reports of a rank before those of this attempt, without those that it repeats. Messages
+        to users count them, too.
         """
-        self.attempt, self.world_size, self.before = attempt, world_size, before
+        self.attempt, self.world_size, self.first_step = attempt, world_size, first_step
         self.attendance = Attendance(world_size, self.site.config, silent)
         self.uploads: set[tuple[int, int]] = set()
         """Rank and ordinal of the files that uploaders are storing."""
@@ -535,7 +534,7 @@ class CheckpointAssembly:
                 return
             self.uploads.add((rank, ordinal))
         if report.in_memory and not joining.leaves_memory:
-            self.hash_part(report, files)
+            self.emit(SendMessage(self.site.host_of(rank), self._upload(report, files)))
         elif report.in_place:
             self._copy(self.attempt, rank, ordinal, files, report.folder)
         else:
@@ -547,21 +546,24 @@ class CheckpointAssembly:
         part = self.part(rank, ordinal)
         if attempt != self.attempt or part is None:
             return
-        report, ordered = part.report, frozenset(files)
-        if not self.site.needs_uploader(report):
+        if self.site.needs_uploader(part.report):
+            self.emit(Store(self.site.host_of(rank), self._upload(part.report, files, directory)))
+        else:
             self.tell(wire.CopyFiles, rank, ordinal=ordinal, directory=directory, files=list(files))
-            return
-        order = wire.Upload(
-            attempt=attempt,
-            rank=rank,
-            ordinal=ordinal,
+
+    def _upload(self, report: wire.Reported, files: Sequence[str], directory: str = "") -> wire.Upload:
+        """Return the order to store files of a part; without a directory, they are only hashed, in memory."""
+        ordered, is_hashed = frozenset(files), not directory
+        return wire.Upload(
+            attempt=report.attempt,
+            rank=report.rank,
+            ordinal=report.index,
             source="" if report.in_place else report.folder,
             files=list(files),
-            others=[path for path in report.files if path not in ordered],
+            others=[] if is_hashed else [path for path in report.files if path not in ordered],
             directory=directory,
-            facts={} if report.in_memory else report.facts or {},
+            facts=(report.facts or {}) if is_hashed or not report.in_memory else {},
         )
-        self.emit(Store(self.site.host_of(rank), order))
 
     def _pass_decided(self, ordinal: int, joining: Joining) -> None:
         """Move the cursor to the lowest rank that may still report a part. Lower ranks wait for no others."""
@@ -620,7 +622,7 @@ class CheckpointAssembly:
 
     def name(self, ordinal: int) -> str:
         """Return the words for a checkpoint that has no name yet."""
-        return f"the checkpoint of report {self.before + ordinal}"
+        return f"the checkpoint of report {self.first_step + ordinal}"
 
     # -- warnings -------------------------------------------------------------------------------------------------
 
@@ -646,7 +648,7 @@ class CheckpointAssembly:
         wanted = [ordinal for ordinal, joining in sorted(self._joining.items()) if joining.is_wanted]
         missing = self.attendance.missing(wanted[0]) if wanted else []
         if missing := [rank for rank in missing if not self.attendance[rank].brings]:
-            first, last = self.before + wanted[0], self.before + wanted[-1]
+            first, last = self.first_step + wanted[0], self.first_step + wanted[-1]
             one, many = f"{self.name(wanted[0])} is", f"the checkpoints of reports {first} to {last} are"
             text = (
                 f"{one if last == first else many} dropped: the attempt ended before {name_ranks(missing)} made that "

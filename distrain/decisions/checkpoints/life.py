@@ -24,7 +24,7 @@ import json
 import math
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.api.observer import Committed
@@ -80,7 +80,7 @@ class Checkpoints:
     def __init__(self, ledger: Ledger, site: Site) -> None:
         self.ledger, self.site, self.config = ledger, site, site.config
         self.rounds = Rounds(ledger, site, self._emit, self._on_round_change)
-        self.assembly = CheckpointAssembly(site, self._emit, self.rounds.hash, self._commit)
+        self.assembly = CheckpointAssembly(site, self._emit, self._commit)
         ledger.emit = self._emit
         self.now = 0.0
         self.is_verifying = self.is_gathering = False
@@ -134,9 +134,7 @@ class Checkpoints:
     def _begin(self, attempt: int, world_size: int) -> None:
         """Begin an attempt, and forget the unfinished checkpoints of the last one."""
         latest = self.ledger.latest
-        self._attempt, self._world_size, self.is_over = attempt, world_size, False
-        self.first_step = 0 if latest is None else latest.step
-        """The reports of a rank before those of this attempt, without those that the attempt repeats."""
+        self.is_over = False
         self._requests: list[tuple[wire.AskCheckpointList, float]] = []
         """Unanswered requests for lists of checkpoints, and when each came."""
         self._answer_at: float | None = None
@@ -145,7 +143,7 @@ class Checkpoints:
         """What :meth:`_find_settled` has returned last."""
         similar = [saved for saved in self.ledger.all if saved.world_size == world_size]
         silent = similar[-1].silent if similar else ()
-        self.assembly.begin(attempt, world_size, silent=silent, before=self.first_step)
+        self.assembly.begin(attempt, world_size, silent=silent, first_step=latest.step if latest else 0)
         self._start = -1 if latest is None else latest.index
         """The index of the checkpoint that the attempt has started from, if that is one of this run."""
         self._start_until = math.inf
@@ -163,7 +161,7 @@ class Checkpoints:
     @hears(HostLost)
     def _on_host_lost(self, _: str, lost: HostLost) -> None:
         self.rounds.lost(lost.host)
-        ranks = [rank.rank for rank in self.site.plan.on(lost.host)] if self._world_size else []
+        ranks = [rank.rank for rank in self.site.plan.on(lost.host)] if self.assembly.world_size else []
         self.assembly.lost(ranks)
 
     @hears(wire.Exited)
@@ -236,7 +234,7 @@ class Checkpoints:
         latest = self.ledger.latest
         if latest is None:
             self._emit(FindOther(self._start_from))
-        elif latest.is_in_memory and self._world_size:
+        elif latest.is_in_memory and self.assembly.world_size:
             self.is_verifying = False
             self._gather()
         else:
@@ -256,7 +254,7 @@ class Checkpoints:
             self._start_again()
 
     def _start_again(self) -> None:
-        self._begin(self._attempt, self._world_size)  # it looks at the latest checkpoint
+        self._begin(self.assembly.attempt, self.assembly.world_size)  # it looks at the latest checkpoint
         self._note_start()
 
     def _gather(self) -> None:
@@ -266,15 +264,12 @@ class Checkpoints:
             self.is_gathering = False
             self._start_again()
 
-        self.is_gathering = self.rounds.begin(self._attempt, list(self.site.plan.hosts), gathered)
+        self.is_gathering = self.rounds.begin(self.assembly.attempt, list(self.site.plan.hosts), gathered)
 
-    def _choose_start(self) -> None:
+    def _note_start(self) -> None:
         """Let restarts begin at the latest checkpoint, or one of another run, or from scratch."""
         latest = self.ledger.latest
         self.start = self._foreign if latest is None else str(latest.path)
-
-    def _note_start(self) -> None:
-        self._choose_start()
         self._emit(NewStart(self.start))
 
     @hears(RollBack)
@@ -282,7 +277,7 @@ class Checkpoints:
         """Choose the checkpoint to go back to, and note for later starts which rows are left out after it."""
         suspect = self.ledger.roll_back(asked.skip_to or {}, reports=asked.reports)
         self.rounds.drop_others()
-        self._choose_start()
+        self._note_start()
         self._emit(RolledBack(asked, suspect))
 
     # -- reports --------------------------------------------------------------------------------------------------
@@ -304,7 +299,7 @@ class Checkpoints:
 
         Those that it had none for are whole. The next attempt starts from the newest of them, or an earlier one.
         """
-        first = self.first_step + self._first_brought(rank)
+        first = self.assembly.first_step + self._first_brought(rank)
         whole = [saved.index for saved in self.ledger.all if saved.step < first]
         if lacking := self.ledger.disown(rank, after=max([self._start, *whole])):
             names = ", ".join(saved.path.name for saved in lacking)
@@ -330,7 +325,7 @@ class Checkpoints:
             self.assembly.written(message)
             return
         self.rounds.short_of_memory(rank, message.failed)
-        for each in range(self._world_size):
+        for each in range(self.assembly.world_size):
             self.assembly.tell(wire.StoreInstead, each)
         why = "its host cannot keep it in memory"
         self._on_stored("", wire.FilesCopied(attempt=message.attempt, rank=rank, ordinal=ordinal, failed=why))
@@ -339,19 +334,30 @@ class Checkpoints:
 
     def _commit(self, commit: Commit, joining: Joining) -> None:
         """Make the files of all ranks a checkpoint."""
+        attempt, first_step = self.assembly.attempt, self.assembly.first_step
         by_rank = {rank: joining.parts[rank].report for rank in commit.ranks}
-        reports = list(by_rank.values())
-        positions = {report.rank: report.positions or {} for report in reports}
+        first = by_rank[commit.ranks[0]]
+        positions = {rank: report.positions or {} for rank, report in by_rank.items()}
         if warning := other_data(positions):
             self._emit(ShowLine(warning, once=True))
-        manifest = self._manifest_of(commit, reports, joining.named_by[1])
-        in_memory = all(report.in_memory for report in reports)
+        asked = next((report.validation for report in by_rank.values() if report.validation), None)
+        manifest = new_manifest(
+            commit,
+            name=joining.named_by[1],
+            index=self.ledger.take_index(),
+            attempt=attempt,
+            step=first_step + commit.ordinal,
+            progress=first.progress,
+            time=self.site.wall_time(),
+            validation=asked and {**asked, "report": [attempt, commit.ordinal]},
+        )
+        in_memory = all(report.in_memory for report in by_rank.values())
 
         def done(path: Path | RemotePath) -> None:
             self._open_commits -= 1
             saved = replace(committed(path, manifest), manifest=manifest if in_memory else None)
             self.ledger.add(saved)
-            self._on_committed(manifest["attempt"], commit, saved, joining.since)
+            self._on_committed(saved, attempt, commit, joining.since)
 
         def failed(why: object) -> None:
             self._open_commits -= 1
@@ -359,30 +365,14 @@ class Checkpoints:
             self._emit(StorageFails(text))
 
         self._open_commits += 1
-        folder = reports[0].folder if reports[0].in_place else None
+        folder = first.folder if first.in_place else None
         new = Publish(commit.ordinal, folder, manifest, merged_positions(positions), done, failed)
         if in_memory:
             self.rounds.commit(by_rank, new, keeps_start=self._is_start_read())
         else:
             self._emit(new)
 
-    def _manifest_of(self, commit: Commit, reports: Sequence[wire.Reported], name: str | None) -> dict[str, Any]:
-        """Return the manifest of a new checkpoint. name: the wanted one of its directory; the default is a number."""
-        first = reports[0]
-        asked = next((report.validation for report in reports if report.validation), None)
-        of = [self._attempt, first.index]
-        return new_manifest(
-            commit,
-            name=name,
-            index=self.ledger.take_index(),
-            attempt=self._attempt,
-            step=self.first_step + first.index,
-            progress=first.progress,
-            time=self.site.wall_time(),
-            validation=asked and {**asked, "report": of},
-        )
-
-    def _on_committed(self, attempt: int, commit: Commit, saved: CommittedCheckpoint, since: float) -> None:
+    def _on_committed(self, saved: CommittedCheckpoint, attempt: int, commit: Commit, since: float) -> None:
         """Tell the ranks, and only then delete checkpoints that are no longer kept."""
         latest = self.ledger.all[-1]  # a newer one may have been committed faster
         self._note_start()
@@ -401,7 +391,7 @@ class Checkpoints:
                 now=self.now,
             )
         )
-        if attempt == self._attempt:
+        if attempt == self.assembly.attempt:
             self.assembly.committed(commit.ordinal, str(latest.path), saved.checkpoint, self.now)
         if saved.is_pending:
             self._emit(Validate(saved))
@@ -483,7 +473,7 @@ class Checkpoints:
             answer(path, None)
 
     def _on_fetched(self, asked: wire.FetchCheckpoint, folder: str, failed: str | None) -> None:
-        if asked.attempt == self._attempt:
+        if asked.attempt == self.assembly.attempt:
             self.assembly.running(asked.rank, self.now)
             self.assembly.tell(wire.CheckpointFetched, asked.rank, path=asked.path, folder=folder, failed=failed)
 

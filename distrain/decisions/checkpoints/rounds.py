@@ -157,20 +157,6 @@ class Rounds:
 
     # -- commits --------------------------------------------------------------------------------------------------
 
-    def hash(self, report: wire.Reported, files: Sequence[str]) -> None:
-        """Have the files of a part hashed, which is all that there is to do with them."""
-        order = wire.Upload(
-            attempt=report.attempt,
-            rank=report.rank,
-            ordinal=report.index,
-            source=report.folder,
-            files=list(files),
-            others=[],
-            directory="",
-            facts=report.facts or {},
-        )
-        self._send(self.site.host_of(report.rank), order)
-
     def commit(self, reports: Mapping[int, wire.Reported], new: Publish, *, keeps_start: bool) -> None:
         """Commit a checkpoint whose files are all in memory.
 

@@ -70,7 +70,7 @@ class Attempt:
         plan = WorldPlan(ranks=tuple(ranks))
         site = Site(config, Path("/run"), is_remote=False, find_plan=lambda: plan)
         self.said: list[Any] = []
-        self.assembly = CheckpointAssembly(site, self._add, self._add, lambda commit, _: self._add(commit))
+        self.assembly = CheckpointAssembly(site, self._add, lambda commit, _: self._add(commit))
         self.assembly.begin(0, world_size, silent=silent)
         self.attendance = self.assembly.attendance
         self.told_of_drop: set[int] = set()
