@@ -12,25 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.observer import Committed
-from distrain.decisions.checkpoints.actions import (
-    Adopt,
-    Answered,
-    BringTo,
-    Delete,
-    FindOther,
-    MakeDirectory,
-    NewStart,
-    Publish,
-    Record,
-    RolledBack,
-    Settled,
-    StorageFails,
-    Store,
-    UpdateManifest,
-    Validate,
-    Validated,
-    VerifyLatest,
-)
+from distrain.decisions.checkpoints import actions
 from distrain.decisions.events import SendMessage, ShowLine
 
 if TYPE_CHECKING:
@@ -40,7 +22,6 @@ if TYPE_CHECKING:
     from distrain.coordinator.checkpoint_copies import CheckpointCopies
     from distrain.coordinator.store.run_store import RunStore
     from distrain.coordinator.validations import Validations
-    from distrain.decisions.checkpoints.actions import Action, Event
     from distrain.decisions.checkpoints.life import Checkpoints
     from distrain.decisions.events import RollBack
     from distrain.decisions.hearing import Handler
@@ -77,12 +58,12 @@ class CheckpointDesk:
     on_roll_back: Callable[[RollBack, str], None]
     is_over: Callable[[], bool]
 
-    def handle(self, event: Event, host: str = "") -> None:
+    def handle(self, event: actions.Event, host: str = "") -> None:
         """Do what follows from an event. ``host``: the one that a message is from."""
-        actions = self.checkpoints.handle(event, self.clock.now(), host)
-        if actions:
+        wanted = self.checkpoints.handle(event, self.clock.now(), host)
+        if wanted:
             self.flush()  # what ranks are told may let report() return: it is written by then
-        for action in actions:
+        for action in wanted:
             self._do(action)
 
     @property
@@ -92,42 +73,42 @@ class CheckpointDesk:
 
     def _answers(self, then: Callable[..., None]) -> Callable[..., None]:
         """Return what is called with the answer to an action."""
-        return lambda *values: self.handle(Answered(then, values))
+        return lambda *values: self.handle(actions.Answered(then, values))
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: actions.Action) -> None:
         match action:
             case SendMessage(host, message):
                 self.send(host, message)
-            case MakeDirectory(attempt, ordinal, name, then):
+            case actions.MakeDirectory(attempt, ordinal, name, then):
                 self.store.prepare(attempt, ordinal, name=name, then=self._answers(then))
-            case Store(host, order):
+            case actions.Store(host, order):
                 self.upload(host, order)
-            case Publish():
+            case actions.Publish():
                 done, failed = self._answers(action.done), self._answers(action.failed)
                 self.store.publish(action._replace(done=done, failed=failed))
-            case UpdateManifest(saved, fields):
+            case actions.UpdateManifest(saved, fields):
                 self.store.update_manifest(saved, fields)
-            case Delete(chosen, kept):
+            case actions.Delete(chosen, kept):
                 self.store.delete(chosen, self._answers(kept))
-            case Adopt(then):
+            case actions.Adopt(then):
                 self.store.adopt(self._answers(then))
-            case Record(event, fields):
+            case actions.Record(event, fields):
                 self.store.append_event(event, **fields)
-            case StorageFails(why):
+            case actions.StorageFails(why):
                 self.store.on_failure(why)
-            case VerifyLatest(then):
+            case actions.VerifyLatest(then):
                 self.store.verify(self.thread, is_needed=lambda: not self.is_over(), then=self._unless_over(then))
-            case FindOther(then):
+            case actions.FindOther(then):
                 self.thread.do(self.find_other, self._answers(then))
-            case BringTo(host, path, then):
+            case actions.BringTo(host, path, then):
                 self.copies.fetch(host, path, self._answers(then))
-            case Validate(saved):
+            case actions.Validate(saved):
                 self.validations.add(saved)
-            case NewStart(path):
+            case actions.NewStart(path):
                 self.on_start(path)
-            case RolledBack(asked, suspect):
+            case actions.RolledBack(asked, suspect):
                 self.on_roll_back(asked, suspect)
-            case Settled(ordinal, checkpoint):
+            case actions.Settled(ordinal, checkpoint):
                 self.on_settled(ordinal, checkpoint)
             case Committed():
                 self.tell(replace(action, now=time.monotonic()))
@@ -135,8 +116,8 @@ class CheckpointDesk:
                 self.show(action)
 
     def _unless_over(self, then: Callable[[int], None]) -> Callable[[int], None]:
-        return lambda damaged: None if self.is_over() else self.handle(Answered(then, (damaged,)))
+        return lambda damaged: None if self.is_over() else self.handle(actions.Answered(then, (damaged,)))
 
     def validated(self, *values: Any) -> None:
         """Note how a validation has ended."""
-        self.handle(Validated(*values))
+        self.handle(actions.Validated(*values))

@@ -169,36 +169,9 @@ class Tick(NamedTuple):
 
 
 if TYPE_CHECKING:
-    Action = (
-        SendMessage
-        | MakeDirectory
-        | Store
-        | Publish
-        | UpdateManifest
-        | Delete
-        | Adopt
-        | Record
-        | Settled
-        | NewStart
-        | Validate
-        | VerifyLatest
-        | FindOther
-        | BringTo
-        | RolledBack
-        | StorageFails
-        | ShowLine
-        | Committed
-    )
-    Event = (
-        wire.Message
-        | Answered
-        | RunBegins
-        | AttemptStarts
-        | AttemptEnded
-        | HostLost
-        | RollBack
-        | Validated
-        | StoreLast
-        | RunEnds
-        | Tick
-    )
+    ForStorage = MakeDirectory | Store | Publish | UpdateManifest | Delete | Adopt | Record | StorageFails
+    ForHosts = SendMessage | BringTo
+    ForOthers = Settled | NewStart | RolledBack | Validate | VerifyLatest | FindOther | ShowLine | Committed
+    Action = ForStorage | ForHosts | ForOthers
+    FromOthers = Answered | RunBegins | Validated | StoreLast | RunEnds | Tick
+    Event = wire.Message | AttemptStarts | AttemptEnded | HostLost | RollBack | FromOthers

@@ -17,13 +17,14 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.decisions.checkpoints.actions import MakeDirectory, Settled, Store
 from distrain.decisions.checkpoints.attendance import SAY_IT, Attendance
 from distrain.decisions.events import CheckpointsInProgress, SendMessage, ShowLine
-from distrain.storage.commit import Commit, CommittedFile
+from distrain.storage.commit import Commit, file_entry
 from distrain.storage.names import DICT_FILE
 from distrain.system.text import name_ranks
 
@@ -65,8 +66,7 @@ class Part:
 class Joining:
     """One checkpoint that is neither committed nor dropped.
 
-    A part begins in ``patient``, ``ready`` or ``in_place``. From ``ready``, it may go to ``queued`` and back. It is in
-    none of them once its files were ordered.
+    A part is in ``patient``, ``ready`` or ``in_place`` until its files are ordered.
     """
 
     last_at: float = 0.0
@@ -84,8 +84,6 @@ class Joining:
     """Parts that wait for lower ranks, which may report the same files. In the order of the reports."""
     ready: set[int] = field(default_factory=set)
     """Ranks whose files are ordered next."""
-    queued: dict[int, set[int]] = field(default_factory=dict)
-    """By rank that stores its files now: lower ranks that replace some of them afterwards."""
     in_place: set[int] = field(default_factory=set)
     """Ranks whose files are in place. They wait until every rank has reported."""
     unstored: set[int] = field(default_factory=set)
@@ -176,15 +174,12 @@ class Joining:
 
         If two ranks stored a file of one name at the same time, the bytes of either could be the last ones.
         """
-        ready, self.ready = sorted(self.ready), set()
-        for rank in ready:
+        for rank in sorted(self.ready):
             own = self.parts[rank].own
-            storing = next((self.ordered[file] for file in own if self.ordered.get(file) in self.unstored), None)
-            if storing is None:
+            if not any(self.ordered.get(file) in self.unstored for file in own):
+                self.ready.discard(rank)
                 self.ordered |= dict.fromkeys(own, rank)
                 yield rank
-            else:
-                self.queued.setdefault(storing, set()).add(rank)
 
     def take_in_place(self) -> Iterator[int]:
         """Yield the lowest rank whose files are in place: its host lists those of all ranks."""
@@ -202,11 +197,6 @@ class Joining:
         self.leaves_memory = True
         self.unstored.update(ranks)
         return ranks
-
-    def note_stored(self, rank: int) -> None:
-        """Note that nothing writes the rank's files from now on."""
-        self.unstored.discard(rank)
-        self.ready |= self.queued.pop(rank, set())
 
     def cannot_store(self, rank: int, why: str) -> None:
         """Note that the rank's part will be missing."""
@@ -349,7 +339,7 @@ class CheckpointAssembly:
         if failed is None and part.stored and not set(stored) <= set(part.stored):
             failed = "its files were damaged in memory"
         part.stored, part.skipped = stored, tuple((str(p), int(s), int(c)) for p, s, c in answer.skipped)
-        joining.note_stored(rank)
+        joining.unstored.discard(rank)
         if failed is not None:
             joining.cannot_store(rank, failed)
         self.tick(now)
@@ -458,12 +448,9 @@ class CheckpointAssembly:
 
         standing: the ranks that stand still, and so will not report.
         """
-        is_awaited = bool(self._joining)
         least = min(map(self._reports_made, failed), default=0)
-        expected = self.attendance.expected(failed, least, now, is_awaited=is_awaited)
-        for rank in standing:
-            expected.pop(rank, None)
-        within_s = self.attendance.time_for(expected, is_awaited=is_awaited)
+        hopeless = {*failed, *standing}
+        expected, within_s = self.attendance.expected(hopeless, least, now, is_awaited=bool(self._joining))
         return CheckpointsInProgress(self._storing(failed), expected, within_s)
 
     def _storing(self, failed: Collection[int]) -> frozenset[tuple[int, int]]:
@@ -502,9 +489,9 @@ class CheckpointAssembly:
             waits = now < joining.since + self.site.config.missing_rank_s and self.attendance.fewest(now) < ordinal
             self._pass_decided(ordinal, joining)
             joining.end_patience(now)
-            if uncommitted <= MOST_UNCOMMITTED or not (waits or committing > MOST_UNCOMMITTED):
-                for rank in joining.take_ready():
-                    self._store(rank, ordinal, sorted(joining.parts[rank].own))
+            may_store = uncommitted <= MOST_UNCOMMITTED or not (waits or committing > MOST_UNCOMMITTED)
+            for rank in joining.take_ready() if may_store else ():
+                self._store(rank, ordinal, sorted(joining.parts[rank].own))
             if has_all_parts:
                 for rank in joining.take_in_place():
                     self._store(rank, ordinal, ())
@@ -512,7 +499,8 @@ class CheckpointAssembly:
                 for rank in sorted(joining.in_memory):
                     self.tell(wire.FilesStored, rank, ordinal=ordinal)
                 joining.in_memory.clear()
-            is_held |= waits and bool(joining.ready or (joining.supersedes and joining.in_memory))
+            is_blocked = (joining.ready and not may_store) or (joining.supersedes and joining.in_memory)
+            is_held |= waits and bool(is_blocked)
         if not is_held:
             self._held_since = None
         elif self._held_since is None:
@@ -611,14 +599,14 @@ class CheckpointAssembly:
         return True
 
     def _commit(self, ordinal: int, parts: Mapping[int, Part]) -> Commit:
-        files: dict[str, CommittedFile] = {}
+        files: dict[str, dict[str, Any]] = {}
         for rank in sorted(parts):
             for path, size, crc32 in parts[rank].stored:
-                files.setdefault(path, CommittedFile(path, rank, size, crc32))
+                files.setdefault(path, file_entry(size, crc32, rank))
         metrics = json.loads(dict(self._metrics_of_rank_0).get(ordinal) or parts[min(parts)].report.body)
         silent = tuple(rank for rank in self.attendance.silent() if rank not in parts)
-        chosen = tuple(files[path] for path in sorted(files))
-        return Commit(ordinal, chosen, tuple(sorted(parts)), metrics, world_size=self.world_size, silent=silent)
+        files = dict(sorted(files.items()))
+        return Commit(ordinal, files, tuple(sorted(parts)), metrics, world_size=self.world_size, silent=silent)
 
     def name(self, ordinal: int) -> str:
         """Return the words for a checkpoint that has no name yet."""
@@ -656,11 +644,11 @@ class CheckpointAssembly:
             )
             self.emit(ShowLine(text))
 
-    def _warn_of_differences(self, parts: Mapping[int, Part], files: Iterable[CommittedFile]) -> None:
-        kept = {file.path: (file.size, file.crc32) for file in files}
+    def _warn_of_differences(self, parts: Mapping[int, Part], kept: Mapping[str, Mapping[str, Any]]) -> None:
         for rank in sorted(parts):
             for path, size, crc32 in (*parts[rank].skipped, *parts[rank].stored):
-                if not path.endswith(_INCOMPARABLE) and kept.get(path, (size, crc32)) != (size, crc32):
+                entry = file_entry(size, crc32, kept[path]["rank"]) if path in kept else None
+                if entry not in (None, kept.get(path)) and not path.endswith(_INCOMPARABLE):
                     self._warn_once(
                         "different",
                         f"ranks reported different contents for the checkpoint file {path!r}; the lowest rank's is "
@@ -686,13 +674,7 @@ class CheckpointAssembly:
 
 
 def _folders_of(files: Iterable[str]) -> set[str]:
-    found: set[str] = set()
-    for path in files:
-        folder = path.rpartition("/")[0]
-        while folder and folder not in found:
-            found.add(folder)
-            folder = folder.rpartition("/")[0]
-    return found
+    return {str(folder) for path in files for folder in PurePosixPath(path).parents if folder.name}
 
 
 def _mixed_directories(parts: Mapping[int, Part]) -> str | None:

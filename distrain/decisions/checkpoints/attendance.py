@@ -182,26 +182,28 @@ class Attendance:
         """Return all silent ranks."""
         return [rank for rank, record in self._ranks.items() if record.is_silent]
 
-    def expected(self, failed: Collection[int], least: int, now: float, *, is_awaited: bool) -> dict[int, int]:
+    def expected(
+        self, hopeless: Collection[int], least: int, now: float, *, is_awaited: bool
+    ) -> tuple[dict[int, int], float]:
         """Return the ranks that have made fewer reports than ``least``, and may bring a checkpoint; and how many.
 
-        is_awaited: a checkpoint waits for them. If none does, a rank without a report may bring the first one.
+        The number is the time that they get, which is not long if they may be ranks that never report.
+
+        hopeless: ranks that will not report. is_awaited: a checkpoint waits for the others. If none does, a rank
+        without a report may bring the first one.
         """
         is_young = now < max(self._first_report_at, self._newcomers_since) + self.missing_s
-        return {
+        found = {
             rank: made
             for made in self._counts.numbers
             if made < least
             for rank in self._counts.ranks_with(made)
-            if rank not in failed
+            if rank not in hopeless
             and self._absent.get(rank) != _ENDED
             and (self._ranks[rank].brings or is_awaited or (is_young and not made))
         }
-
-    def time_for(self, expected: Collection[int], *, is_awaited: bool) -> float:
-        """Return for how long these ranks are waited for; not long if they may be ranks that never report."""
-        is_sure = is_awaited or any(rank == 0 or self._ranks[rank].brings for rank in expected)
-        return self.missing_s if is_sure else min(_NEWCOMER_S, self.missing_s)
+        is_sure = is_awaited or any(rank == 0 or self._ranks[rank].brings for rank in found)
+        return found, self.missing_s if is_sure else min(_NEWCOMER_S, self.missing_s)
 
     def will_be_given_up(self, missing: Collection[int]) -> bool:
         """Return whether these ranks become silent before long, or the attempt ends."""

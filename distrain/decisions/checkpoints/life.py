@@ -28,22 +28,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.api.observer import Committed
-from distrain.decisions.checkpoints.actions import (
-    Answered,
-    BringTo,
-    FindOther,
-    NewStart,
-    Publish,
-    RolledBack,
-    RunBegins,
-    RunEnds,
-    StorageFails,
-    StoreLast,
-    Tick,
-    Validate,
-    Validated,
-    VerifyLatest,
-)
+from distrain.decisions.checkpoints import actions
 from distrain.decisions.checkpoints.assembly import CheckpointAssembly
 from distrain.decisions.checkpoints.rounds import Rounds
 from distrain.decisions.events import (
@@ -63,7 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
-    from distrain.decisions.checkpoints.actions import Action, Event
     from distrain.decisions.checkpoints.assembly import Joining
     from distrain.decisions.checkpoints.ledger import Ledger
     from distrain.decisions.checkpoints.site import Site
@@ -93,12 +77,12 @@ class Checkpoints:
         """True if ranks have raised before any report: perhaps the checkpoint that they loaded is damaged."""
         self._has_queued_validations = False
         self._handlers = handlers_of(self.rounds) | handlers_of(self)
-        self._actions: list[Action] = []
+        self._actions: list[actions.Action] = []
         self._open_commits = 0
         self._warned_of_score = False
         self._begin(-1, 0)
 
-    def handle(self, event: Event, now: float, host: str = "") -> list[Action]:
+    def handle(self, event: actions.Event, now: float, host: str = "") -> list[actions.Action]:
         """Note that something has happened, and return what has to be done about it.
 
         host: the one that a message is from.
@@ -107,10 +91,10 @@ class Checkpoints:
         self._handlers[type(event)](host, event)
         if self._requests and self._find_settled() != self._settled:
             self._answer_requests()
-        actions, self._actions = self._actions, []
-        return actions
+        done, self._actions = self._actions, []
+        return done
 
-    def _emit(self, action: Action) -> None:
+    def _emit(self, action: actions.Action) -> None:
         self._actions.append(action)
 
     @property
@@ -118,8 +102,8 @@ class Checkpoints:
         """The kinds of messages and events that belong to this part."""
         return self._handlers.keys()
 
-    @hears(Answered)
-    def _on_answer(self, _: str, event: Answered) -> None:
+    @hears(actions.Answered)
+    def _on_answer(self, _: str, event: actions.Answered) -> None:
         event.then(*event.values)
 
     # -- an attempt -----------------------------------------------------------------------------------------------
@@ -183,21 +167,13 @@ class Checkpoints:
         self._start_until = self.now + self.config.missing_rank_s
         self.assembly.running(message.rank, self.now)
 
-    @hears(StoreLast)
-    def _on_store_last(self, _: str, event: StoreLast) -> None:
-        self.rounds.store_last()
-
-    @hears(RunEnds)
-    def _on_run_ends(self, _: str, event: RunEnds) -> None:
-        self.rounds.close()
-
     def deadline(self) -> float | None:
         """Return when a :class:`Tick` should come if nothing else happens."""
         moments = self.assembly.deadline(), self._answer_at, self.rounds.deadline()
         return min((moment for moment in moments if moment is not None), default=None)
 
-    @hears(Tick)
-    def _on_tick(self, _: str, event: Tick) -> None:
+    @hears(actions.Tick)
+    def _on_tick(self, _: str, event: actions.Tick) -> None:
         self.assembly.tick(self.now)
         self._answer_requests()
         self.rounds.store_if_due()
@@ -216,8 +192,8 @@ class Checkpoints:
 
     # -- the checkpoint to start from -----------------------------------------------------------------------------
 
-    @hears(RunBegins)
-    def _on_run_begins(self, _: str, event: RunBegins) -> None:
+    @hears(actions.RunBegins)
+    def _on_run_begins(self, _: str, event: actions.RunBegins) -> None:
         self._verify()
 
     def _verify(self) -> None:
@@ -226,14 +202,14 @@ class Checkpoints:
             self._start_from(self._foreign)
         else:
             self.is_verifying = True
-            self._emit(VerifyLatest(self._on_verified))
+            self._emit(actions.VerifyLatest(self._on_verified))
 
     def _on_verified(self, damaged: int) -> None:
         """Continue without so many of the newest checkpoints."""
         self.ledger.set_aside(damaged)
         latest = self.ledger.latest
         if latest is None:
-            self._emit(FindOther(self._start_from))
+            self._emit(actions.FindOther(self._start_from))
         elif latest.is_in_memory and self.assembly.world_size:
             self.is_verifying = False
             self._gather()
@@ -247,7 +223,7 @@ class Checkpoints:
         if not self._has_queued_validations:
             self._has_queued_validations = True
             for saved in filter(self._awaits_validation, self.ledger.all):
-                self._emit(Validate(saved))
+                self._emit(actions.Validate(saved))
         if path != self.start:
             where = f"at {path.rpartition('/')[2]}" if path else "from scratch"
             self._emit(ShowLine(f"continuing {where} instead", is_news=True))
@@ -270,7 +246,7 @@ class Checkpoints:
         """Let restarts begin at the latest checkpoint, or one of another run, or from scratch."""
         latest = self.ledger.latest
         self.start = self._foreign if latest is None else str(latest.path)
-        self._emit(NewStart(self.start))
+        self._emit(actions.NewStart(self.start))
 
     @hears(RollBack)
     def _on_roll_back(self, _: str, asked: RollBack) -> None:
@@ -278,7 +254,7 @@ class Checkpoints:
         suspect = self.ledger.roll_back(asked.skip_to or {}, reports=asked.reports)
         self.rounds.drop_others()
         self._note_start()
-        self._emit(RolledBack(asked, suspect))
+        self._emit(actions.RolledBack(asked, suspect))
 
     # -- reports --------------------------------------------------------------------------------------------------
 
@@ -315,7 +291,7 @@ class Checkpoints:
             return
         if answer.failed is not None and is_full_disk(answer.failed):
             why = f"rank {answer.rank} cannot store a checkpoint in {self.site.location}"
-            self._emit(StorageFails(f"{why}: {answer.failed}{advice_on(answer.failed)}"))
+            self._emit(actions.StorageFails(f"{why}: {answer.failed}{advice_on(answer.failed)}"))
         self.assembly.stored(answer, self.now)
 
     @hears(wire.PartWritten)
@@ -362,11 +338,11 @@ class Checkpoints:
         def failed(why: object) -> None:
             self._open_commits -= 1
             text = f"cannot write a checkpoint in {self.site.location}: {why}{advice_on(str(why))}"
-            self._emit(StorageFails(text))
+            self._emit(actions.StorageFails(text))
 
         self._open_commits += 1
         folder = first.folder if first.in_place else None
-        new = Publish(commit.ordinal, folder, manifest, merged_positions(positions), done, failed)
+        new = actions.Publish(commit.ordinal, folder, manifest, merged_positions(positions), done, failed)
         if in_memory:
             self.rounds.commit(by_rank, new, keeps_start=self._is_start_read())
         else:
@@ -382,7 +358,7 @@ class Checkpoints:
                 name=saved.path.name,
                 index=saved.index,
                 step=saved.step,
-                bytes=sum(file.size for file in commit.files),
+                bytes=saved.bytes,
                 seconds=round(self.now - since, 3),
                 ranks=commit.ranks,
                 metrics=saved.metrics,
@@ -394,7 +370,7 @@ class Checkpoints:
         if attempt == self.assembly.attempt:
             self.assembly.committed(commit.ordinal, str(latest.path), saved.checkpoint, self.now)
         if saved.is_pending:
-            self._emit(Validate(saved))
+            self._emit(actions.Validate(saved))
         if self.rounds.is_off and not (latest.is_in_memory or self._is_start_read()):
             self.rounds.free_all()
         for rank in filter(self._first_brought, saved.silent):  # it came while this was committed
@@ -413,8 +389,8 @@ class Checkpoints:
         self._after_change()
         self._note_start()
 
-    @hears(Validated)
-    def _on_validated(self, _: str, event: Validated) -> None:
+    @hears(actions.Validated)
+    def _on_validated(self, _: str, event: actions.Validated) -> None:
         self.ledger.validated(event.saved, event.status, event.metrics)
         self._after_change()
 
@@ -468,7 +444,7 @@ class Checkpoints:
             )
             answer("", text)
         elif self.site.lacks_storage(host):
-            self._emit(BringTo(host, path, answer))
+            self._emit(actions.BringTo(host, path, answer))
         else:  # it was stored from memory just now, or somebody has deleted it: the rank sees which
             answer(path, None)
 
@@ -504,7 +480,7 @@ class Checkpoints:
             others = is_behind and now < limit
             own = not request.synced and self.assembly.awaits_parts_of(request.rank)
             if (others or own or (request.validated and validating)) and not request.at_once:
-                self._requests.append((request, since if others else -math.inf))
+                self._requests.append((request, since))
                 if others:
                     due = min([moment for moment in (limit, attendance.head_start_ends) if moment > now])
                     self._answer_at = min(due, self._answer_at or due)

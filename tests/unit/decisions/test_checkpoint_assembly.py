@@ -25,7 +25,7 @@ from distrain.decisions.checkpoints.assembly import (
 from distrain.decisions.checkpoints.site import Site
 from distrain.decisions.events import SendMessage, ShowLine
 from distrain.hosts.world import RankPlan, WorldPlan
-from distrain.storage.commit import Commit, CommittedFile
+from distrain.storage.commit import Commit, file_entry
 from distrain.storage.retention import best_first, surplus
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def the_commit(actions: list[Any]) -> Commit:
 
 
 def owners(commit: Commit) -> dict[str, int]:
-    return {file.path: file.rank for file in commit.files}
+    return {path: entry["rank"] for path, entry in commit.files.items()}
 
 
 # -- one rank --------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def owners(commit: Commit) -> dict[str, int]:
 def test_a_single_rank_is_granted_and_committed_at_once() -> None:
     assembly = assembly_of(1)
     assert bring(assembly, 0, 1, "b", "a", loss=0.5) == [Copy(0, 1, ("a", "b"))]
-    files = (CommittedFile("a", 0, 10, 1), CommittedFile("b", 0, 10, 1))
+    files = {name: file_entry(10, 1, rank=0) for name in "ab"}
     assert deliver(assembly, 0, 1, "a", "b") == [Commit(1, files, (0,), {"loss": 0.5}, world_size=1)]
 
 
