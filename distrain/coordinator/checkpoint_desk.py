@@ -6,17 +6,16 @@ what comes of these becomes events here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.decisions.checkpoints.actions import Answered, Tick
+from distrain.decisions.checkpoints import actions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from distrain.decisions.checkpoints.actions import Event
     from distrain.decisions.checkpoints.life import Checkpoints
     from distrain.decisions.hearing import Handler
     from distrain.system.loop import PausableClock
@@ -31,12 +30,12 @@ class CheckpointDesk:
     flush: Callable[[], None]
     do: Callable[[str, object], None]
 
-    def handle(self, event: Event, host: str = "") -> None:
+    def handle(self, event: actions.Event, host: str = "") -> None:
         """Do what follows from an event. ``host``: the one that a message is from."""
-        actions = self.checkpoints.handle(event, self.clock.now(), host)
-        if actions:
+        wanted = self.checkpoints.handle(event, self.clock.now(), host)
+        if wanted:
             self.flush()  # what ranks are told may let report() return: it is written by then
-        for action in actions:
+        for action in wanted:
             self.do("", self._with_answers(action))
 
     @property
@@ -50,13 +49,14 @@ class CheckpointDesk:
 
     def tick(self) -> None:
         """Do whatever is due by now."""
-        self.handle(Tick())
+        self.handle(actions.Tick())
 
     def _with_answers(self, action: Any) -> Any:
         """Let the answer to an action, which calls a function of it, come here as an event."""
-        asked = {name: getattr(action, name) for name in action.__dataclass_fields__}
-        answers = {name: partial(self._answer, then) for name, then in asked.items() if callable(then)}
-        return replace(action, **answers) if answers else action
+        if not hasattr(action, "_asdict"):
+            return action
+        answers = {name: partial(self._answer, then) for name, then in action._asdict().items() if callable(then)}
+        return action._replace(**answers)
 
     def _answer(self, then: Callable[..., None], *values: Any) -> None:
-        self.handle(Answered(then, values))
+        self.handle(actions.Answered(then, values))

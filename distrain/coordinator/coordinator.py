@@ -143,10 +143,11 @@ class Coordinator:
                 )
             case RunState.SAVING:
                 standing = {*engine.hangs.standstills.waiting, *engine.reports.waiting}
-                return events.Outstanding(saving=checkpoints.in_progress(machine.failed_ranks, standing))
+                saving = checkpoints.assembly.in_progress(machine.failed_ranks, standing, checkpoints.now)
+                return events.Outstanding(saving=saving)
         rounds = checkpoints.rounds
         committing = checkpoints.is_committing or rounds.is_settling
-        uploading = checkpoints.awaits_uploads()
+        uploading = checkpoints.assembly.awaits_uploads()
         if machine.is_done and not (committing or uploading or machine.storage_failed):
             engine.desk.handle(StoreLast())
             uploading = rounds.is_storing

@@ -191,7 +191,7 @@ class Engine:
     def _on_lost(self, lost: events.HostLost) -> None:
         ranks = [rank.rank for rank in self.machine.plan.on(lost.host)] if self.machine.plan else []
         self.parts.tell(lost.host, lost)
-        self.happened(replace(lost, owes=self.checkpoints.awaits(ranks)))
+        self.happened(replace(lost, owes=self.checkpoints.assembly.awaits(ranks)))
 
     @hears(wire.Outcome)
     def _on_outcome(self, _: str, outcome: wire.Outcome) -> None:

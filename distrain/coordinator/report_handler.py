@@ -125,11 +125,11 @@ class ReportHandler:
             self.store.append_metrics(line, metrics)
             if rank == 0:
                 self.last = {**line, "metrics": metrics}
-            number = self.checkpoints.first_step + index
+            number = self.checkpoints.assembly.first_step + index
             self.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
         self.pass_on(message)
         if self._rows:
-            has_checkpoint = self.checkpoints.has_part(index)
+            has_checkpoint = self.checkpoints.assembly.has_part(index)
             self._tell(self._rows.reported(rank, index, metrics, self.clock.now(), has_checkpoint=has_checkpoint))
 
     @hears(wire.Outcome)

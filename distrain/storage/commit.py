@@ -18,24 +18,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class CommittedFile:
-    """One file of a checkpoint: the rank that reported it, its size in bytes and its crc32."""
-
-    path: str
-    rank: int
-    size: int
-    crc32: int
-
-
-@dataclass(frozen=True, slots=True)
 class Commit:
     """The order to commit a checkpoint, because all its files are stored.
 
+    files: by name, see :func:`file_entry`.
     silent: the ranks of which nobody knows that they report nothing: they had just not reported in time.
     """
 
     ordinal: int
-    files: tuple[CommittedFile, ...]
+    files: Mapping[str, dict[str, Any]]
     ranks: tuple[int, ...]
     metrics: dict[str, Any]
     world_size: int = 0
@@ -229,7 +220,7 @@ def new_manifest(commit: Commit, *, validation: Mapping[str, Any] | None = None,
         "metrics": finite,
         "nonfinite": nonfinite,
         "validation": None if validation is None else {**validation, "status": PENDING},
-        "files": {file.path: file_entry(file.size, file.crc32, file.rank) for file in commit.files},
+        "files": dict(commit.files),
     }
 
 

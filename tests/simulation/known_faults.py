@@ -24,27 +24,27 @@ KNOWN = [
     ),
     Known(
         "committed without ranks that are slow",
-        "decisions/checkpoints/assembly.py",
-        "        return self._counts.fewest >= ordinal\n",
-        "        return self._counts.fewest_above(0) >= ordinal\n",
+        "decisions/checkpoints/attendance.py",
+        "        return self._counts.fewest >= index\n",
+        "        return self._counts.fewest_above(0) >= index\n",
     ),
     Known(
         "committed although files are still being stored",
         "decisions/checkpoints/assembly.py",
-        "        if pending.unstored:\n            return None\n        in_memory = [",
-        "        in_memory = [",
+        "        if joining.unstored:\n            return False\n",
+        "",
     ),
     Known(
         "two ranks store a file of one name at the same time",
         "decisions/checkpoints/assembly.py",
-        "            if storing is None:\n",
+        "            if not any(self.ordered.get(file) in self.unstored for file in own):\n",
         "            if True:\n",
     ),
     Known(
         "a part that could not be stored is left out",
         "decisions/checkpoints/assembly.py",
-        "        if (problem := pending.problem or _mixed_directories(pending.parts)) is not None:\n",
-        "        if (problem := _mixed_directories(pending.parts)) is not None:\n",
+        "        if (problem := joining.problem or _mixed_directories(joining.parts)) is not None:\n",
+        "        if (problem := _mixed_directories(joining.parts)) is not None:\n",
     ),
     Known(
         "the checkpoint of the start is deleted while ranks read it",
@@ -154,7 +154,7 @@ KNOWN = [
     Known(
         "a rank that reports while a checkpoint is committed without it is not noticed",
         "decisions/checkpoints/life.py",
-        "self._bringing.keys() & saved.silent:",
+        "filter(self._first_brought, saved.silent):",
         "():",
     ),
     Known(
@@ -223,8 +223,8 @@ KNOWN = [
     Known(
         "checkpoints in memory that a Rollback gave up stay",
         "decisions/checkpoints/life.py",
-        "        self.rounds.drop_others()\n        self._choose_start()\n",
-        "        self._choose_start()\n",
+        "        self.rounds.drop_others()\n        self._note_start()\n",
+        "        self._note_start()\n",
     ),
     Known(
         "a checkpoint is deleted while it is validated",
@@ -325,8 +325,8 @@ KNOWN = [
     ),
     Known(
         "files that a lost host was to store are waited for",
-        "decisions/checkpoints/life.py",
-        "        self._uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in ranks}\n",
+        "decisions/checkpoints/assembly.py",
+        "        self.uploads = {(rank, ordinal) for rank, ordinal in self.uploads if rank not in ranks}\n",
         "",
     ),
     Known(
@@ -409,7 +409,7 @@ KNOWN = [
     Known(
         "get_checkpoint() does not wait for files that are listed once slow ranks are written off",
         "decisions/checkpoints/life.py",
-        "(self.is_committing or self.awaits_uploads())",
+        "(self.is_committing or self.assembly.awaits_uploads())",
         "self.is_committing",
         "quiet",
     ),

@@ -339,7 +339,7 @@ class _Recorder:
         self._play.told.append((self._play.world.now, fact))
         if isinstance(fact, RankTrains):
             engine = self._life.engine
-            self._play.first_steps[engine.attempt][self._life.number] = engine.checkpoints.first_step
+            self._play.first_steps[engine.attempt][self._life.number] = engine.checkpoints.assembly.first_step
 
 
 def played(scenario: Scenario) -> Play:

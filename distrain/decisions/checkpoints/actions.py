@@ -7,7 +7,6 @@ Runs in: coordinator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from distrain.system.remote_path import RemotePath
 
 
-@dataclass(frozen=True, slots=True)
-class MakeDirectory:
+class MakeDirectory(NamedTuple):
     """Make the directory for the files of a checkpoint, which will be called ``name``. ``then`` gets its path."""
 
     attempt: int
@@ -32,16 +30,14 @@ class MakeDirectory:
     then: Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
+class Store(NamedTuple):
     """Have files that are on a host stored."""
 
     host: str
     order: wire.Upload
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(NamedTuple):
     """Write the metadata, then the manifest of a checkpoint whose files are all stored.
 
     folder: the directory that the ranks have filled themselves, or None. positions: those in the data.
@@ -56,75 +52,65 @@ class Publish:
     failed: Callable[[object], None]
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateManifest:
+class UpdateManifest(NamedTuple):
     """Replace fields of the manifest of a checkpoint on storage. It is only warned of if that fails."""
 
     saved: CommittedCheckpoint
     fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(NamedTuple):
     """Delete checkpoints from the storage. ``kept`` gets those that a process reads."""
 
     chosen: Sequence[CommittedCheckpoint]
     kept: Callable[[Sequence[CommittedCheckpoint]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Adopt:
+class Adopt(NamedTuple):
     """Look for checkpoints that agents have stored while out of reach. ``then`` gets them."""
 
     then: Callable[[Sequence[CommittedCheckpoint]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """Add a line to events.jsonl."""
 
     event: str
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(NamedTuple):
     """The checkpoint of a report is there, or (None) it never will be."""
 
     ordinal: int
     checkpoint: Checkpoint | None
 
 
-@dataclass(frozen=True, slots=True)
-class NewStart:
+class NewStart(NamedTuple):
     """A restart would begin from another checkpoint than before. path: None if there is none."""
 
     path: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Validate:
+class Validate(NamedTuple):
     """Have a checkpoint validated. :class:`Validated` says how it went."""
 
     saved: CommittedCheckpoint
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyLatest:
+class VerifyLatest(NamedTuple):
     """Compare the latest checkpoint with its manifest, and set damaged ones aside. ``then`` gets how many there are."""
 
     then: Callable[[int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class FindOther:
+class FindOther(NamedTuple):
     """Find out where to start, as all checkpoints of the run are damaged. ``then`` gets the path, or None."""
 
     then: Callable[[str | None], None]
 
 
-@dataclass(frozen=True, slots=True)
-class BringTo:
+class BringTo(NamedTuple):
     """Copy a checkpoint to a host that does not see the storage.
 
     ``then`` gets its directory there, and why it could not be copied.
@@ -135,16 +121,14 @@ class BringTo:
     then: Callable[[str, str | None], None]
 
 
-@dataclass(frozen=True, slots=True)
-class RolledBack:
+class RolledBack(NamedTuple):
     """The run goes back to its latest checkpoint. suspect: the name of one after it that was given up, or ""."""
 
     asked: RollBack
     suspect: str
 
 
-@dataclass(frozen=True, slots=True)
-class StorageFails:
+class StorageFails(NamedTuple):
     """End the run: what comes could not be stored."""
 
     why: str
@@ -185,36 +169,9 @@ class Tick(NamedTuple):
 
 
 if TYPE_CHECKING:
-    Action = (
-        SendMessage
-        | MakeDirectory
-        | Store
-        | Publish
-        | UpdateManifest
-        | Delete
-        | Adopt
-        | Record
-        | Settled
-        | NewStart
-        | Validate
-        | VerifyLatest
-        | FindOther
-        | BringTo
-        | RolledBack
-        | StorageFails
-        | ShowLine
-        | Committed
-    )
-    Event = (
-        wire.Message
-        | Answered
-        | RunBegins
-        | AttemptStarts
-        | AttemptEnded
-        | HostLost
-        | RollBack
-        | Validated
-        | StoreLast
-        | RunEnds
-        | Tick
-    )
+    ForStorage = MakeDirectory | Store | Publish | UpdateManifest | Delete | Adopt | Record | StorageFails
+    ForHosts = SendMessage | BringTo
+    ForOthers = Settled | NewStart | RolledBack | Validate | VerifyLatest | FindOther | ShowLine | Committed
+    Action = ForStorage | ForHosts | ForOthers
+    FromOthers = Answered | RunBegins | Validated | StoreLast | RunEnds | Tick
+    Event = wire.Message | AttemptStarts | AttemptEnded | HostLost | RollBack | FromOthers

@@ -4,10 +4,10 @@ Pure: no I/O; ``now`` (time.monotonic seconds) is an argument.
 
 The n-th calls of report() on all ranks belong together, even if only some have a checkpoint. The *ordinal* of a
 checkpoint is this n, counted from 1 in each attempt. It is complete when every rank has made its n-th report or has
-finished. If several ranks report a file of the same name, that of the lowest rank is kept.
+finished; :mod:`~distrain.decisions.checkpoints.attendance` says which ranks are not waited for. If several ranks report
+a file of the same name, that of the lowest rank is kept.
 
-An event of one rank never looks at all other ranks. Instead, ranks are grouped by the number of their reports, and each
-checkpoint has a cursor, which passes every rank once.
+An event of one rank never looks at all other ranks: each checkpoint has a cursor, which passes every rank once.
 """
 
 from __future__ import annotations
@@ -15,137 +15,90 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
 
-from distrain.decisions.events import ShowLine
-from distrain.decisions.report_rows import ReportCounts
-from distrain.storage.commit import Commit, CommittedFile
-from distrain.system.text import count, name_ranks, ranks_have
+from distrain import wire
+from distrain.decisions.checkpoints.actions import MakeDirectory, Settled, Store
+from distrain.decisions.checkpoints.attendance import SAY_IT, Attendance
+from distrain.decisions.events import CheckpointsInProgress, SendMessage, ShowLine
+from distrain.storage.commit import Commit, file_entry
+from distrain.storage.names import DICT_FILE
+from distrain.system.text import name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from distrain import wire
-    from distrain.api.config import CheckpointConfig
+    from distrain.decisions.checkpoints.actions import Action
+    from distrain.decisions.checkpoints.site import Site
+    from distrain.storage.checkpoint import Checkpoint
 
 PATIENCE_S = 1.0
 """Seconds for which the files of a rank wait for lower ranks, which may report the same ones. This saves copying them
 twice; it never decides which are kept."""
-HEAD_START_S = 2.0
-"""Seconds after the first report for which ranks that are ahead wait for ranks without one, which may never report."""
 MOST_UNCOMMITTED = 4
 """Checkpoints that may wait for other ranks, or for the disk. A rank with another one waits in report()."""
-_NEWCOMER_S = 5.0
-"""Seconds to wait, after a failure, for the first report of ranks other than rank 0 if no checkpoint waits for it."""
+_INCOMPARABLE = (DICT_FILE, ".keras")
+"""Equal tensors pickle to different bytes, and a ``.keras`` file holds the time at which it was written."""
 _MOST_METRICS = 1000
 """Reports of rank 0 that are remembered for the checkpoints of slower ranks."""
-
-_SAY_IT = "If only some ranks save checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
-"""The cure for waiting for ranks that never report a checkpoint."""
-_STARTING, _FETCHING, _ENDED = "starting", "fetching", "ended"
-"""Why a rank reports nothing now: it has not entered train_func, waits for the files of a checkpoint, or has ended."""
-
-# -- actions --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFiles:
-    """Have these files of a rank's checkpoint stored, by the rank itself or by the uploader of its host.
-
-    They replace files of the same names that a higher rank has stored, which has not waited for this rank long enough.
-    from_memory: files in memory are stored, and not only hashed there, because other ranks have stored theirs.
-    """
-
-    rank: int
-    ordinal: int
-    files: tuple[str, ...]
-    from_memory: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Make ``report()`` of a rank fail."""
-
-    rank: int
-    ordinal: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Give the checkpoint up: it will never be committed."""
-
-    ordinal: int
-
-
-@dataclass(frozen=True, slots=True)
-class Proceed:
-    """Let the rank write its next checkpoint to memory, though this one still waits for ranks that never reported."""
-
-    rank: int
-    ordinal: int
-
-
-Action = RequestFiles | Refuse | Commit | Drop | Proceed | ShowLine
-
 
 # -- state ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _Part:
-    """The files that one rank reports for one checkpoint."""
+class Part:
+    """What one rank reports for one checkpoint."""
 
+    report: wire.Reported
     reported_at: float
-    files: frozenset[str]
-    body: bytes
-    in_place: str = ""
-    in_memory: bool = False
     own: set[str] = field(default_factory=set)
     """Those of the files that no lower rank has reported."""
     stored: tuple[tuple[str, int, int], ...] = ()
     skipped: tuple[tuple[str, int, int], ...] = ()
+    ordered: Sequence[str] | None = None
+    """The files to store once they are there: they are still being written to memory."""
 
 
 @dataclass(slots=True)
-class _Pending:
+class Joining:
     """One checkpoint that is neither committed nor dropped.
 
-    A part begins in ``patient``, ``ready`` or ``in_place``. From ``ready``, it may go to ``queued`` and back. It is in
-    none of them once its files were ordered.
+    A part is in ``patient``, ``ready`` or ``in_place`` until its files are ordered.
     """
 
     last_at: float = 0.0
     """When the last part was reported."""
-    parts: dict[int, _Part] = field(default_factory=dict)
+    parts: dict[int, Part] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     """By name of a file: the lowest rank that reports it."""
-    named_by: tuple[int, str] | None = None
+    named_by: tuple[int, str | None] = (-1, None)
     """The first rank that has named the directory, and the name."""
     folders: dict[str, int] = field(default_factory=dict)
     """By name of a directory: the first rank that reports files in it."""
     ordered: dict[str, int] = field(default_factory=dict)
     """By name of a file: the rank that was the last to be ordered to store it."""
-    patient: OrderedDict[int, _Part] = field(default_factory=OrderedDict)
+    patient: OrderedDict[int, Part] = field(default_factory=OrderedDict)
     """Parts that wait for lower ranks, which may report the same files. In the order of the reports."""
     ready: set[int] = field(default_factory=set)
     """Ranks whose files are ordered next."""
-    queued: dict[int, set[int]] = field(default_factory=dict)
-    """By rank that stores its files now: lower ranks that replace some of them afterwards."""
     in_place: set[int] = field(default_factory=set)
     """Ranks whose files are in place. They wait until every rank has reported."""
-    lister: int | None = None
-    """The lowest rank whose host was ordered to list the files that are in place."""
     unstored: set[int] = field(default_factory=set)
     in_memory: set[int] = field(default_factory=set)
     """Ranks that write no further checkpoint to memory before this one is settled."""
+    leaves_memory: bool = False
+    """True once parts in memory are stored, and not only hashed there, because other ranks have stored theirs."""
     supersedes: bool = False
     """True if a rank has written an earlier one to memory, and did not wait until that was complete."""
     undecided: int = 0
     """A cursor: every lower rank has reported its part, or reports none."""
     is_wanted: bool = False
     """True once a rank has reported a part, or tried to."""
+    is_synced: bool = False
+    """True unless all ranks have reported their files with ASYNC, which can take long."""
     problem: str | None = None
     """Why a part is missing: the rest of the sentence "the checkpoint of report 3 is dropped"."""
 
@@ -154,22 +107,16 @@ class _Pending:
         """When the first part was reported; infinite if there is none."""
         return next((part.reported_at for part in self.parts.values()), math.inf)
 
-    def other_name(self, rank: int, name: str | None) -> str | None:
-        """Return why the rank's name for the directory differs from another rank's, or None if it does not."""
-        if name is None:
-            return None
-        first, known = self.named_by = self.named_by or (rank, name)
-        if name == known:
-            return None
-        return (
-            f"checkpoint_dir_name is {known!r} on rank {first} and {name!r} on rank {rank}; the ranks are not at the "
-            "same step, or must give one name"
-        )
-
-    def clash(self, rank: int, files: Collection[str], folders: Collection[str]) -> str | None:
+    def clash(self, report: wire.Reported, folders: Collection[str]) -> str | None:
         """Return why names that the rank reports clash with those of another rank, or None if they do not."""
+        rank, (first, name) = report.rank, self.named_by
+        if None not in (name, report.name) and name != report.name:
+            return (
+                f"checkpoint_dir_name is {name!r} on rank {first} and {report.name!r} on rank {rank}; the ranks are "
+                "not at the same step, or must give one name"
+            )
         for names, is_a, others, is_other in (
-            (files, "file", self.folders, "directory"),
+            (report.files, "file", self.folders, "directory"),
             (folders, "directory", self.files, "file"),
         ):
             if clashes := others.keys() & names:
@@ -180,11 +127,17 @@ class _Pending:
                 )
         return None
 
-    def add_files(self, rank: int, part: _Part, folders: Iterable[str]) -> None:
-        """Add the names of a part. Of files that a higher rank has reported, this rank's are kept from now on."""
+    def add(self, part: Part, folders: Iterable[str]) -> None:
+        """Add a part. Of files that a higher rank has reported, this rank's are kept from now on."""
+        report, rank = part.report, part.report.rank
+        self.parts[rank] = part
+        self.unstored.add(rank)
+        self.is_synced |= report.waits or report.in_place or report.in_memory
+        if self.named_by[1] is None:
+            self.named_by = rank, report.name
         for folder in folders:
             self.folders.setdefault(folder, rank)
-        for file in part.files:
+        for file in report.files:
             lowest = self.files.get(file)
             if lowest is not None and lowest < rank:
                 continue
@@ -194,6 +147,14 @@ class _Pending:
                 self.parts[lowest].own.discard(file)
                 if not self.parts[lowest].own:
                     self.make_ready(lowest)
+        if report.in_memory:
+            self.in_memory.add(rank)
+        if report.in_place:
+            self.in_place.add(rank)
+        else:
+            self.patient[rank] = part
+            if not part.own or rank < self.undecided:
+                self.make_ready(rank)
 
     def make_ready(self, rank: int) -> None:
         """Stop holding the part back for lower ranks."""
@@ -208,566 +169,497 @@ class _Pending:
                 return
             self.make_ready(rank)
 
-    def order_ready(self, ordinal: int) -> list[Action]:
-        """Order the files of ready ranks that no lower rank has reported, unless another rank stores some of them now.
+    def take_ready(self) -> Iterator[int]:
+        """Yield the ready ranks, but not those with files that another rank stores now.
 
         If two ranks stored a file of one name at the same time, the bytes of either could be the last ones.
         """
-        actions: list[Action] = []
-        ready, self.ready = sorted(self.ready), set()
-        for rank in ready:
+        for rank in sorted(self.ready):
             own = self.parts[rank].own
-            storing = next((self.ordered[file] for file in own if self.ordered.get(file) in self.unstored), None)
-            if storing is None:
+            if not any(self.ordered.get(file) in self.unstored for file in own):
+                self.ready.discard(rank)
                 self.ordered |= dict.fromkeys(own, rank)
-                actions.append(RequestFiles(rank, ordinal, tuple(sorted(own))))
-            else:
-                self.queued.setdefault(storing, set()).add(rank)
-        return actions
+                yield rank
 
-    def note_stored(self, rank: int) -> None:
-        """Note that nothing writes the rank's files from now on."""
-        self.unstored.discard(rank)
-        self.ready |= self.queued.pop(rank, set())
+    def take_in_place(self) -> Iterator[int]:
+        """Yield the lowest rank whose files are in place: its host lists those of all ranks."""
+        if self.in_place:
+            lowest = min(self.in_place)
+            self.unstored -= self.in_place - {lowest}
+            self.in_place.clear()
+            yield lowest
 
+    def take_from_memory(self) -> list[int]:
+        """Return the ranks whose parts are in memory and have to be stored, as other ranks have stored theirs."""
+        ranks = [rank for rank, part in sorted(self.parts.items()) if part.report.in_memory]
+        if self.leaves_memory or self.problem is not None or not 0 < len(ranks) < len(self.parts):
+            return []
+        self.leaves_memory = True
+        self.unstored.update(ranks)
+        return ranks
 
-@dataclass(slots=True)
-class _RankRecord:
-    brings: bool = False
-    """True once the rank has reported a part, or tried to, or if the user says that it does."""
-    silent: bool = False
-    """True while nobody waits for the rank, because it did not report in time, in this attempt or an earlier one."""
-    last_index: int = 0
-    reported_at: float = -math.inf
+    def cannot_store(self, rank: int, why: str) -> None:
+        """Note that the rank's part will be missing."""
+        self.problem = self.problem or f", as rank {rank} could not store its part: {why}"
 
 
 @dataclass(eq=False)
 class CheckpointAssembly:
-    """The checkpoints of one attempt, joined from the parts of its ranks.
+    """The checkpoints of the latest attempt, joined from the parts of its ranks.
 
-    incomparable: endings of file names whose bytes differ although their contents are the same.
-    silent: the ranks that did not report in time for the latest checkpoint of an earlier attempt with as many ranks.
-    before: the reports of a rank before this attempt. Messages to users count these, too.
+    emit: called with all that has to be done. on_complete: called when all files of a checkpoint are stored.
     """
 
-    world_size: int
-    config: CheckpointConfig
-    incomparable: tuple[str, ...] = ()
-    silent: Collection[int] = ()
-    before: int = 0
+    site: Site
+    emit: Callable[[Action], None]
+    on_complete: Callable[[Commit, Joining], None]
 
-    def __post_init__(self) -> None:
-        self._declared = self.config.checkpoint_ranks
-        self._ranks = {rank: _RankRecord() for rank in range(self.world_size)}
-        self._counts = ReportCounts(self.world_size)
-        """Of the ranks that checkpoints wait for."""
-        if self._declared is not None:
-            for rank, record in self._ranks.items():
-                record.brings = self._declared == "all" or rank in self._declared
-                if not record.brings:
-                    self._counts.remove(rank)
-        else:
-            for rank in self.silent:
-                self._ranks[rank].silent = True
-                self._counts.remove(rank)
-        self._absent = dict.fromkeys(range(self.world_size), _STARTING)
-        """The ranks that are not in train_func, or wait for the files of a checkpoint, and why."""
-        self._entered_at = -math.inf
-        """When a rank without a report last entered train_func, or continued there."""
-        self._first_report_at = self._first_part_at = math.inf
-        self._reported_at = -math.inf
-        """When the last report came."""
+    def begin(self, attempt: int, world_size: int, *, silent: Collection[int] = (), first_step: int = 0) -> None:
+        """Begin an attempt, and forget the unfinished checkpoints of the last one.
+
+        silent: the ranks that did not report in time for the latest checkpoint of an earlier attempt with as many
+        ranks. first_step: the reports of a rank before those of this attempt, without those that it repeats. Messages
+        to users count them, too.
+        """
+        self.attempt, self.world_size, self.first_step = attempt, world_size, first_step
+        self.attendance = Attendance(world_size, self.site.config, silent)
+        self.uploads: set[tuple[int, int]] = set()
+        """Rank and ordinal of the files that uploaders are storing."""
         self._held_since: float | None = None
         """Since when files of some part wait for ranks that are behind."""
         self._metrics_of_rank_0: deque[tuple[int, bytes]] = deque(maxlen=_MOST_METRICS)
         """The latest ones as JSON, with the number of the report."""
-        self._pending: dict[int, _Pending] = {}
+        self._joining: dict[int, Joining] = {}
+        self._committing: dict[int, Joining] = {}
         self._settled = self._committed = 0
         """The highest ordinal that was committed or dropped, and that was committed."""
-        self._committing: set[int] = set()
-        """The ordinals of checkpoints that are being committed."""
+        self._lost: set[int] = set()
+        """The ranks whose hosts are lost."""
         self._ticked_at = -math.inf
         self._warnings: set[str] = set()
 
+    def tell(self, kind: type[wire.ToWorker], rank: int, **fields: Any) -> None:
+        """Send a message to a rank."""
+        self.emit(SendMessage(self.site.host_of(rank), kind(attempt=self.attempt, rank=rank, **fields)))
+
     # -- events ---------------------------------------------------------------------------------------------------
 
-    def running(self, rank: int, now: float) -> list[Action]:
+    def running(self, rank: int, now: float) -> None:
         """Note that the rank is in train_func, or that it continues there with the files for which it has waited."""
-        self._absent.pop(rank, None)
-        if not self._ranks[rank].last_index:
-            self._entered_at = now
-        return self.tick(now)
+        self.attendance.running(rank, now)
+        self.tick(now)
 
-    def fetching(self, rank: int) -> None:
-        """Note that the rank waits for the files of a checkpoint. It is not written off meanwhile."""
-        self._absent[rank] = _FETCHING
-
-    def reported(self, report: wire.Reported, now: float) -> list[Action]:
-        """Handle one call of report().
+    def reported(self, report: wire.Reported, now: float) -> None:
+        """Handle one call of report(). If it has raised, only its checkpoint is dropped.
 
         Files that are in place are listed when every rank has reported the directory. A rank that has written files
-        into memory writes no others there until this checkpoint is settled, or :class:`Proceed` arrives.
+        into memory writes no others there until this checkpoint is settled, or :class:`~distrain.wire.FilesStored`
+        arrives.
         """
-        rank, index = report.rank, report.index
-        self._note_report(rank, index, now)
-        if rank == 0:
+        rank, index, known = report.rank, report.index, self.attendance[report.rank]
+        for missed in range(known.reports + 1, index) if known.brings is not False else ():
+            self._miss_part(rank, missed, "an exception came before it was sent", now)
+        self.attendance.reported(rank, index, now, catches_up=index > self._settled)
+        if rank == 0 and report.failed is None:
             self._metrics_of_rank_0.append((index, report.body))
-        actions: list[Action] = []
-        if report.has_checkpoint:
-            if self._declared is not None and not self._ranks[rank].brings:
-                return [Refuse(rank, index, self._not_declared(rank))]
-            self._note_bringing(rank, index)
-            if index <= self._committed:
-                return [Refuse(rank, index, self._too_late(rank)), *self.tick(now)]
-            if self._is_settled(index):
-                return [Drop(index), *self.tick(now)]
-            in_place = report.folder if report.in_place else ""
-            part = _Part(now, frozenset(report.files), report.body, in_place, report.in_memory)
-            actions = self._add_part(rank, index, part, report.name)
-        return [*actions, *self.tick(now)]
-
-    def failed(self, rank: int, index: int, why: str, now: float, *, has_checkpoint: bool) -> list[Action]:
-        """Handle a call of report() that has raised: only its checkpoint is dropped."""
-        self._note_report(rank, index, now)
-        if has_checkpoint and (self._declared is None or self._ranks[rank].brings):
-            self._note_bringing(rank, index)
-            self._miss_part(rank, index, why, now)
-            if index in self._pending:
-                self._pending[index].is_wanted = True
-        return self.tick(now)
+        if report.has_checkpoint and (refusal := self._add_part(report, now)) and report.failed is None:
+            self.tell(wire.FilesStored, rank, ordinal=index, failed=refusal)
+        self.tick(now)
 
     def _miss_part(self, rank: int, ordinal: int, why: str, now: float) -> None:
         """Note that a part is missing, or may be."""
         if not self._is_settled(ordinal):
-            pending = self._pending.setdefault(ordinal, _Pending())
-            pending.last_at = now
-            pending.problem = pending.problem or f", as report() has failed on rank {rank}: {why}"
+            joining = self._joining.setdefault(ordinal, Joining())
+            joining.last_at = now
+            joining.problem = joining.problem or f", as report() has failed on rank {rank}: {why}"
 
-    def _note_report(self, rank: int, index: int, now: float) -> None:
-        record = self._ranks[rank]
-        for missed in range(record.last_index + 1, index) if self._declared is None or record.brings else ():
-            self._miss_part(rank, missed, "an exception came before it was sent", now)
-        record.last_index, record.reported_at = index, now
-        self._reported_at = now
-        self._first_report_at = min(self._first_report_at, now)
-        if record.silent and index > self._settled:  # it has caught up
-            record.silent = False
-            self._counts.set(rank, index)
-        elif rank in self._counts:
-            self._counts.set(rank, index)
+    def _add_part(self, report: wire.Reported, now: float) -> str | None:
+        """Add the part of a rank. Return why report() of the rank must fail, or None."""
+        rank, ordinal = report.rank, report.index
+        if self.attendance[rank].brings is False:
+            return self._not_declared(rank)
+        self.attendance.brought(rank)
+        if report.failed is not None:
+            self._miss_part(rank, ordinal, report.failed, now)
+            if ordinal in self._joining:
+                self._joining[ordinal].is_wanted = True
+            return None
+        if ordinal <= self._committed:
+            return self._too_late(rank)
+        if self._is_settled(ordinal):
+            self._drop(ordinal, [rank])
+            return None
+        supersedes = report.in_memory and self._supersede(rank, ordinal)
+        joining = self._joining.setdefault(ordinal, Joining())
+        joining.last_at, joining.is_wanted = now, True
+        joining.supersedes |= supersedes
+        folders = _folders_of(report.files)
+        if (clash := joining.clash(report, folders)) is not None:
+            joining.cannot_store(rank, clash)
+            return f"{self.name(ordinal)}: {clash}"
+        joining.add(Part(report, now), folders)
+        return None
 
-    def _note_bringing(self, rank: int, index: int) -> None:
-        record = self._ranks[rank]
-        record.brings, record.silent = True, False
-        self._counts.set(rank, index)
-
-    def _add_part(self, rank: int, ordinal: int, part: _Part, name: str | None) -> list[Action]:
-        actions = self._supersede(rank, ordinal) if part.in_memory else []
-        self._first_part_at = min(self._first_part_at, part.reported_at)
-        pending = self._pending.setdefault(ordinal, _Pending())
-        pending.last_at, pending.is_wanted = part.reported_at, True
-        pending.supersedes |= bool(actions)
-        pending.parts[rank] = part
-        folders = _folders_of(part.files)
-        clash = pending.other_name(rank, name) or pending.clash(rank, part.files, folders)
-        if clash is not None:
-            self._cannot_store(pending, rank, clash)
-            return [*actions, Refuse(rank, ordinal, f"{self.name(ordinal)}: {clash}")]
-        pending.unstored.add(rank)
-        pending.add_files(rank, part, folders)
-        if part.in_memory:
-            pending.in_memory.add(rank)
-        if part.in_place:
-            pending.in_place.add(rank)
-        else:
-            pending.patient[rank] = part
-            if not part.own or rank < pending.undecided:
-                pending.make_ready(rank)
-        return actions
-
-    def _supersede(self, rank: int, ordinal: int) -> list[Action]:
-        """Drop the earlier checkpoints that the rank has in memory: it was allowed to proceed."""
+    def _supersede(self, rank: int, ordinal: int) -> bool:
+        """Drop the earlier checkpoints that the rank has in memory, if there are any: it was allowed to proceed."""
         older = []
-        for earlier, pending in sorted(self._pending.items()):
-            part = pending.parts.get(rank)
-            if earlier < ordinal and part is not None and part.in_memory and pending.problem is None:
+        for earlier, joining in sorted(self._joining.items()):
+            part = joining.parts.get(rank)
+            is_in_memory = part is not None and part.report.in_memory and not joining.leaves_memory
+            if earlier < ordinal and is_in_memory and joining.problem is None:
                 older.append(earlier)
                 self._settle(earlier)
-        return [Drop(earlier) for earlier in older]
+                self._drop(earlier, joining.parts)
+        return bool(older)
 
-    def _cannot_store(self, pending: _Pending, rank: int, why: str) -> None:
-        pending.problem = pending.problem or f", as rank {rank} could not store its part: {why}"
+    def _drop(self, ordinal: int, ranks: Iterable[int]) -> None:
+        """Tell these ranks, which have reported it, that the checkpoint will never be committed."""
+        for rank in ranks:
+            self.tell(wire.CommitDone, rank, ordinal=ordinal, path="", has_files=False)
+        self.emit(Settled(ordinal, None))
 
-    def stored(self, answer: wire.FilesCopied, now: float) -> list[Action]:
-        """Handle the end of :class:`RequestFiles`: the files are on disk, or (``failed``) cannot be stored."""
-        pending, rank, failed = self._pending.get(answer.ordinal), answer.rank, answer.failed
-        if pending is None or rank not in pending.parts:
-            return self.tick(now)  # it was refused, and an exception ended report() before the refusal arrived
-        part = pending.parts[rank]
+    def written(self, message: wire.PartWritten) -> None:
+        """Continue with a part that was still being written to memory when it was reported."""
+        if (part := self.part(message.rank, message.ordinal)) is not None:
+            part.report = replace(part.report, is_written=True, facts=message.facts)
+            if part.ordered is not None:
+                self._store(message.rank, message.ordinal, part.ordered)
+
+    def stored(self, answer: wire.FilesCopied, now: float) -> None:
+        """Note that files of a rank are on disk, or (``failed``) cannot be stored."""
+        rank, ordinal, failed = answer.rank, answer.ordinal, answer.failed
+        self.uploads.discard((rank, ordinal))
+        joining = self._joining.get(ordinal)
+        if joining is None or rank not in joining.parts:
+            return  # it was refused, and an exception ended report() before the refusal arrived
+        part = joining.parts[rank]
+        if self.site.needs_uploader(part.report) and (failed is not None or not part.report.in_memory):
+            self.tell(wire.FilesStored, rank, ordinal=ordinal, failed=failed)
         stored = tuple((str(p), int(s), int(c)) for p, s, c in answer.files)
         if failed is None and part.stored and not set(stored) <= set(part.stored):
             failed = "its files were damaged in memory"
         part.stored, part.skipped = stored, tuple((str(p), int(s), int(c)) for p, s, c in answer.skipped)
-        pending.note_stored(rank)
+        joining.unstored.discard(rank)
         if failed is not None:
-            self._cannot_store(pending, rank, failed)
-        return self.tick(now)
+            joining.cannot_store(rank, failed)
+        self.tick(now)
 
-    def committed(self, ordinal: int, now: float) -> list[Action]:
-        """Note that a checkpoint is committed."""
-        self._committing.discard(ordinal)
-        return self.tick(now)
+    def committed(self, ordinal: int, latest: str, checkpoint: Checkpoint, now: float) -> None:
+        """Tell the ranks that a checkpoint is committed. latest: the path of the newest one."""
+        joining = self._committing.pop(ordinal)
+        for rank in range(self.world_size):
+            self.tell(wire.CommitDone, rank, ordinal=ordinal, path=latest, has_files=rank in joining.parts)
+        self.emit(Settled(ordinal, checkpoint))
+        self.tick(now)
 
-    def finished(self, rank: int, now: float) -> list[Action]:
+    def finished(self, rank: int, now: float) -> None:
         """Note that the rank has done its work and will not report again."""
-        self._ranks[rank].silent = False
-        self._counts.remove(rank)
-        return self.tick(now)
+        self.attendance.finished(rank)
+        self.tick(now)
 
-    def ended(self, rank: int) -> None:
-        """Note that the rank's process has ended. Nobody knows what it would have reported, however long they wait."""
-        self._absent[rank] = _ENDED
+    def lost(self, ranks: Collection[int]) -> None:
+        """Note that the host of these ranks is lost."""
+        self._lost.update(ranks)
+        self.uploads = {(rank, ordinal) for rank, ordinal in self.uploads if rank not in ranks}
+        for rank in ranks:
+            self.attendance.ended(rank)
 
-    def close(self, now: float) -> list[Action]:
+    def close(self, now: float) -> None:
         """End the attempt: no rank will report again. Say which checkpoints are lost because they may lack ranks."""
-        for rank in self._ranks:
-            self.ended(rank)
-        return [*self.tick(now), *self._describe_dropped()]
+        for rank in range(self.world_size):
+            self.attendance.ended(rank)
+        self.tick(now)
+        self._describe_dropped()
 
-    def tick(self, now: float) -> list[Action]:
+    def tick(self, now: float) -> None:
         """Decide everything that can be decided by now."""
         self._ticked_at = now
-        actions = [*self._write_off(now), *self._order_files(now)]
-        while (settled := self._settle_next(now)) is not None:
-            actions += [*settled, *self._order_files(now)]
-        return actions
+        is_blocked = self._held_since is not None and now >= self._held_since + self.site.config.missing_rank_s
+        behind = min(self._joining, default=0) if is_blocked else 0
+        self.give_up_waiting(behind, now)
+        self._order_files(now)
+        while self._settle_next(now):
+            self._order_files(now)
+
+    def give_up_waiting(self, behind: int, now: float) -> None:
+        """Stop waiting for ranks that have had their time. See :meth:`~Attendance.give_up`."""
+        if ranks := self.attendance.give_up(now, behind):
+            self._warn_once(
+                "silent",
+                f"checkpoints are committed without {name_ranks(ranks)}: no report from "
+                f"{'it' if len(ranks) == 1 else 'them'} within {self.site.config.missing_rank_s:g} s "
+                f"(CheckpointConfig.missing_rank_s). {SAY_IT}",
+            )
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` may decide more if nothing else happens; in the past if that is overdue."""
-        if not self._pending:
+        if not self._joining:
             return None
-        missing_s, held_since = self.config.missing_rank_s, self._held_since
-        moments = [self._pending[min(self._pending)].last_at + missing_s]
-        moments += [pending.since + missing_s for pending in self._pending.values()]
-        if self._counts.ranks_with(0):
-            moments += [max(self._first_part_at, self._entered_at) + missing_s, self.head_start_ends]
-        if held_since is not None:
-            moments += [held_since + missing_s, self._reported_at + missing_s]
-        for pending in self._pending.values():
-            if pending.patient:
-                moments.append(next(iter(pending.patient.values())).reported_at + PATIENCE_S)
+        missing_s = self.site.config.missing_rank_s
+        moments = [self._joining[min(self._joining)].last_at + missing_s, *self.attendance.deadlines()]
+        if self._held_since is not None:
+            moments += [self._held_since + missing_s, self.attendance.late_at(self._held_since)]
+        for joining in self._joining.values():
+            moments.append(joining.since + missing_s)
+            if joining.patient:
+                moments.append(next(iter(joining.patient.values())).reported_at + PATIENCE_S)
         return min((moment for moment in moments if moment > self._ticked_at), default=None)
 
     # -- questions ------------------------------------------------------------------------------------------------
 
+    def part(self, rank: int, ordinal: int) -> Part | None:
+        """Return the part of a rank, unless it was refused or the checkpoint is gone."""
+        joining = self._joining.get(ordinal) or self._committing.get(ordinal)
+        return None if joining is None else joining.parts.get(rank)
+
+    def has_part(self, ordinal: int) -> bool:
+        """Return whether a rank has reported a part of a checkpoint that is joining or being committed."""
+        return ordinal in self._committing or (ordinal in self._joining and bool(self._joining[ordinal].parts))
+
     def awaits(self, ranks: Collection[int]) -> bool:
         """Return whether a part of one of these ranks is not stored yet."""
-        return any(not pending.unstored.isdisjoint(ranks) for pending in self._pending.values())
+        return any(not joining.unstored.isdisjoint(ranks) for joining in self._joining.values())
 
-    def awaits_only(self, uploads: Collection[tuple[int, int]]) -> bool:
-        """Return whether the next checkpoint can be committed as soon as these uploads (rank, ordinal) are done."""
-        if not self._pending:
+    def awaits_uploads(self) -> bool:
+        """Return whether uploads are all that the next checkpoint waits for."""
+        if not self._joining:
             return False
-        ordinal = min(self._pending)
-        unstored = self._pending[ordinal].unstored
-        return bool(unstored) and self._has_all_parts(ordinal) and all((rank, ordinal) in uploads for rank in unstored)
+        ordinal = min(self._joining)
+        unstored = {(rank, ordinal) for rank in self._joining[ordinal].unstored}
+        return bool(unstored) and self.attendance.are_decided(ordinal) and unstored <= self.uploads
 
-    @property
-    def has_reports(self) -> bool:
-        """True once a rank has reported."""
-        return any(record.last_index for record in self._ranks.values())
+    def awaits_parts_of(self, rank: int) -> bool:
+        """Return whether a checkpoint that the rank has reported is neither committed nor dropped."""
+        return any(rank in joining.parts for joining in (*self._joining.values(), *self._committing.values()))
 
-    def reports_of(self, rank: int) -> int:
-        """Return how many reports a rank has made."""
-        return self._ranks[rank].last_index
+    def settled(self, now: float, *, synced: bool) -> float:
+        """Return the number of reports up to which the checkpoints of all ranks are committed or dropped.
 
-    def fewest_reports(self) -> tuple[float, float]:
-        """Return how many reports the slowest rank has made, among those that may still report checkpoints.
-
-        The second number leaves out ranks that have never reported.
+        synced: those that ASYNC stores don't count.
         """
-        return self._counts.fewest, self._counts.fewest_above(0)
-
-    @property
-    def head_start_ends(self) -> float:
-        """When ranks that are ahead stop waiting for those that never reported; infinite while these are starting."""
-        if self._counts.ranks_with(0).isdisjoint(self._absent):
-            return max(self._first_report_at, self._entered_at) + HEAD_START_S
-        return math.inf
-
-    def write_off_laggards(self, reports: int) -> list[Action]:
-        """Stop waiting for ranks with fewer reports that have never had a checkpoint, until they catch up.
-
-        Ranks that start, or wait for files, are still waited for.
-        """
-        behind = [made for made in self._counts.numbers if made < reports]
-        ranks = [rank for made in behind for rank in self._counts.ranks_with(made)]
-        return self._stop_waiting_for(
-            [rank for rank in ranks if not self._ranks[rank].brings and rank not in self._absent]
+        every = {**self._committing, **self._joining}.items()
+        first = min(
+            (n for n, joining in every if joining.parts and (joining.is_synced or not synced)), default=math.inf
         )
+        return min(self.attendance.fewest(now), first - 1)
 
-    def storing(self, failed: Collection[int], uploads: Collection[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+    def in_progress(self, failed: Collection[int], standing: Collection[int], now: float) -> CheckpointsInProgress:
+        """Return what other ranks store, or may still report, for checkpoints that don't need the ``failed`` ones.
+
+        standing: the ranks that stand still, and so will not report.
+        """
+        least = min(map(self._reports_made, failed), default=0)
+        hopeless = {*failed, *standing}
+        expected, within_s = self.attendance.expected(hopeless, least, now, is_awaited=bool(self._joining))
+        return CheckpointsInProgress(self._storing(failed), expected, within_s)
+
+    def _storing(self, failed: Collection[int]) -> frozenset[tuple[int, int]]:
         """Return the parts (rank, ordinal) that ranks store themselves, of checkpoints that can do without ``failed``.
 
         Such a checkpoint needs nothing more from the failed ranks. Parts that uploaders store are left out: they are
         stored also when the ranks are gone.
         """
         found: set[tuple[int, int]] = set()
-        for ordinal, pending in sorted(self._pending.items()):
-            storing = {rank for rank in pending.unstored if not pending.parts[rank].in_place}
-            storing -= {rank for rank, number in uploads if number == ordinal}
-            needed = any(not self._is_decided(rank, ordinal) for rank in failed)
-            if needed or not storing.isdisjoint(failed) or pending.problem is not None:
+        for ordinal, joining in sorted(self._joining.items()):
+            storing = {(rank, ordinal) for rank in joining.unstored if not joining.parts[rank].report.in_place}
+            storing -= self.uploads
+            needed = any(not self.attendance.is_decided(rank, ordinal) for rank in failed)
+            if needed or joining.problem is not None or any(rank in failed for rank, _ in storing):
                 break
-            found |= {(rank, ordinal) for rank in storing}
+            found |= storing
         return frozenset(found)
 
-    def expected(self, failed: Collection[int], uploads: Collection[tuple[int, int]], now: float) -> dict[int, int]:
-        """Return the ranks that have made fewer reports than all ``failed`` ones, and how many each has made.
-
-        These are only ranks that have had a checkpoint, that a checkpoint waits for, or that have never reported and
-        have not had ``missing_rank_s`` to do so.
-        """
-        is_new = now < max(self._first_report_at, self._entered_at) + self.config.missing_rank_s
-        least = min((self._reports_made(rank, uploads) for rank in failed), default=0)
-        return {
-            rank: made
-            for made in self._counts.numbers
-            if made < least
-            for rank in self._counts.ranks_with(made)
-            if rank not in failed
-            and self._absent.get(rank) != _ENDED
-            and (self._ranks[rank].brings or (self._pending if made else is_new))
-        }
-
-    def time_for(self, expected: Collection[int]) -> float:
-        """Return for how long these ranks are waited for; not long if they may be ranks that never report."""
-        is_sure = self._pending or any(rank == 0 or self._ranks[rank].brings for rank in expected)
-        return self.config.missing_rank_s if is_sure else min(_NEWCOMER_S, self.config.missing_rank_s)
-
-    def _reports_made(self, rank: int, uploads: Collection[tuple[int, int]]) -> int:
+    def _reports_made(self, rank: int) -> int:
         """Return how many reports need nothing more from the rank."""
         unfinished = [
             ordinal - 1
-            for ordinal, pending in self._pending.items()
-            if rank in pending.unstored and (rank, ordinal) not in uploads
+            for ordinal, joining in self._joining.items()
+            if rank in joining.unstored and (rank, ordinal) not in self.uploads
         ]
-        return min([self._ranks[rank].last_index, *unfinished])
-
-    # -- ranks that are not waited for ----------------------------------------------------------------------------
-
-    def _is_decided(self, rank: int, ordinal: int) -> bool:
-        """Return whether the rank has reported its part, or won't report one."""
-        return rank not in self._counts or self._ranks[rank].last_index >= ordinal
-
-    def _has_all_parts(self, ordinal: int) -> bool:
-        """Return whether no rank may still report a part."""
-        return self._counts.fewest >= ordinal
-
-    def _write_off(self, now: float) -> list[Action]:
-        """Stop waiting for ranks that have had ``missing_rank_s`` to report, until they catch up or have a checkpoint.
-
-        These are ranks that have never reported, and ranks without a checkpoint that are far behind the others.
-        """
-        if self._declared is not None or not self._pending:
-            return []
-        missing_s, newcomers = self.config.missing_rank_s, self._counts.ranks_with(0)
-        silent: list[int] = []
-        if newcomers.isdisjoint(self._absent) and now >= max(self._first_part_at, self._entered_at) + missing_s:
-            silent += newcomers
-        if self._held_since is not None and now >= self._held_since + missing_s:
-            behind = [made for made in self._counts.numbers if 0 < made < min(self._pending)]
-            records = {rank: self._ranks[rank] for made in behind for rank in self._counts.ranks_with(made)}
-            silent += [
-                rank
-                for rank, record in records.items()
-                if not record.brings and rank not in self._absent and now >= record.reported_at + missing_s
-            ]
-        return self._stop_waiting_for(silent)
-
-    def _stop_waiting_for(self, ranks: Sequence[int]) -> list[Action]:
-        if not ranks:
-            return []
-        for rank in ranks:
-            self._ranks[rank].silent = True
-            self._counts.remove(rank)
-        return self._warn_once(
-            "silent",
-            f"checkpoints are committed without {name_ranks(ranks)}: no report from "
-            f"{'it' if len(ranks) == 1 else 'them'} within {self.config.missing_rank_s:g} s "
-            f"(CheckpointConfig.missing_rank_s). {_SAY_IT}",
-        )
+        return min([self.attendance[rank].reports, *unfinished])
 
     # -- which rank copies which files ----------------------------------------------------------------------------
 
-    def _order_files(self, now: float) -> list[Action]:
-        actions: list[Action] = []
+    def _order_files(self, now: float) -> None:
         uncommitted = committing = len(self._committing)
         is_held = False
-        for ordinal, pending in sorted(self._pending.items()):
-            uncommitted += not self._has_all_parts(ordinal)
-            waits = self._waits_for_others(ordinal, pending, now)
-            self._pass_decided(ordinal, pending)
-            pending.end_patience(now)
-            if uncommitted <= MOST_UNCOMMITTED or not (waits or committing > MOST_UNCOMMITTED):
-                actions += pending.order_ready(ordinal)
-            if pending.in_place and self._has_all_parts(ordinal):
-                actions += self._order_in_place(ordinal, pending)
-            if not (waits or pending.unstored or self._has_all_parts(ordinal)):
-                actions += [Proceed(rank, ordinal) for rank in sorted(pending.in_memory)]
-                pending.in_memory.clear()
-            is_held |= waits and bool(pending.ready or (pending.supersedes and pending.in_memory))
+        for ordinal, joining in sorted(self._joining.items()):
+            has_all_parts = self.attendance.are_decided(ordinal)
+            uncommitted += not has_all_parts
+            waits = now < joining.since + self.site.config.missing_rank_s and self.attendance.fewest(now) < ordinal
+            self._pass_decided(ordinal, joining)
+            joining.end_patience(now)
+            may_store = uncommitted <= MOST_UNCOMMITTED or not (waits or committing > MOST_UNCOMMITTED)
+            for rank in joining.take_ready() if may_store else ():
+                self._store(rank, ordinal, sorted(joining.parts[rank].own))
+            if has_all_parts:
+                for rank in joining.take_in_place():
+                    self._store(rank, ordinal, ())
+            elif not (waits or joining.unstored):  # ranks that never reported don't keep others from their next one
+                for rank in sorted(joining.in_memory):
+                    self.tell(wire.FilesStored, rank, ordinal=ordinal)
+                joining.in_memory.clear()
+            is_blocked = (joining.ready and not may_store) or (joining.supersedes and joining.in_memory)
+            is_held |= waits and bool(is_blocked)
         if not is_held:
             self._held_since = None
         elif self._held_since is None:
             self._held_since = now
-        return actions
 
-    def _waits_for_others(self, ordinal: int, pending: _Pending, now: float) -> bool:
-        """Return whether ranks that are far ahead wait with their parts for the others."""
-        behind = self._counts.fewest_above(0) < ordinal
-        return now < pending.since + self.config.missing_rank_s and (behind or now < self.head_start_ends)
+    def _store(self, rank: int, ordinal: int, files: Sequence[str]) -> None:
+        """Have these files of a rank stored, by the rank itself or by an uploader, once there is a directory for them.
 
-    def _pass_decided(self, ordinal: int, pending: _Pending) -> None:
+        They replace files of the same names that a higher rank has stored, which has not waited for this rank long
+        enough.
+        """
+        joining = self._joining[ordinal]
+        part, report = joining.parts[rank], joining.parts[rank].report
+        if report.in_memory and not report.is_written:
+            part.ordered = files
+            return
+        if self.site.needs_uploader(report):
+            if rank in self._lost:
+                return
+            self.uploads.add((rank, ordinal))
+        if report.in_memory and not joining.leaves_memory:
+            self.emit(SendMessage(self.site.host_of(rank), self._upload(report, files)))
+        elif report.in_place:
+            self._copy(self.attempt, rank, ordinal, files, report.folder)
+        else:
+            then = partial(self._copy, self.attempt, rank, ordinal, files)
+            self.emit(MakeDirectory(self.attempt, ordinal, joining.named_by[1], then))
+
+    def _copy(self, attempt: int, rank: int, ordinal: int, files: Sequence[str], directory: str) -> None:
+        """Tell the worker or the uploader of its host to copy the files into ``directory``."""
+        part = self.part(rank, ordinal)
+        if attempt != self.attempt or part is None:
+            return
+        if self.site.needs_uploader(part.report):
+            self.emit(Store(self.site.host_of(rank), self._upload(part.report, files, directory)))
+        else:
+            self.tell(wire.CopyFiles, rank, ordinal=ordinal, directory=directory, files=list(files))
+
+    def _upload(self, report: wire.Reported, files: Sequence[str], directory: str = "") -> wire.Upload:
+        """Return the order to store files of a part; without a directory, they are only hashed, in memory."""
+        ordered, is_hashed = frozenset(files), not directory
+        return wire.Upload(
+            attempt=report.attempt,
+            rank=report.rank,
+            ordinal=report.index,
+            source="" if report.in_place else report.folder,
+            files=list(files),
+            others=[] if is_hashed else [path for path in report.files if path not in ordered],
+            directory=directory,
+            facts=(report.facts or {}) if is_hashed or not report.in_memory else {},
+        )
+
+    def _pass_decided(self, ordinal: int, joining: Joining) -> None:
         """Move the cursor to the lowest rank that may still report a part. Lower ranks wait for no others."""
-        while pending.undecided < len(self._ranks) and self._is_decided(pending.undecided, ordinal):
-            pending.make_ready(pending.undecided)
-            pending.undecided += 1
-
-    def _order_in_place(self, ordinal: int, pending: _Pending) -> list[Action]:
-        """Have the host of the lowest rank list the files of all ranks."""
-        ranks, pending.in_place = pending.in_place, set()
-        lowest = min(ranks)
-        if pending.lister is not None and pending.lister < lowest:
-            pending.unstored -= ranks
-            return []
-        pending.lister = lowest
-        pending.unstored -= ranks - {lowest}
-        return [RequestFiles(lowest, ordinal, ())]
+        while joining.undecided < self.world_size and self.attendance.is_decided(joining.undecided, ordinal):
+            joining.make_ready(joining.undecided)
+            joining.undecided += 1
 
     # -- when to commit -------------------------------------------------------------------------------------------
 
     def _settle(self, ordinal: int) -> None:
-        del self._pending[ordinal]
+        del self._joining[ordinal]
         self._settled = max(self._settled, ordinal)
 
     def _is_settled(self, ordinal: int) -> bool:
-        """Return whether a checkpoint is committed or dropped. An earlier one may still be pending."""
-        return ordinal <= self._settled and ordinal not in self._pending
+        """Return whether a checkpoint is committed or dropped. An earlier one may still be joining."""
+        return ordinal <= self._settled and ordinal not in self._joining
 
-    def _settle_next(self, now: float) -> list[Action] | None:
-        """Commit or drop the next checkpoint. Return None if it has to wait."""
-        if not self._pending:
-            return None
-        ordinal = min(self._pending)
-        pending = self._pending[ordinal]
-        if not self._has_all_parts(ordinal):
-            return self._warn_of_missing(ordinal, pending, now) or None
-        if pending.unstored:
-            return None
-        in_memory = [rank for rank, part in sorted(pending.parts.items()) if part.in_memory]
-        if in_memory and len(in_memory) < len(pending.parts) and pending.problem is None:
-            return self._store_from_memory(ordinal, pending, in_memory)
+    def _settle_next(self, now: float) -> bool:
+        """Commit or drop the next checkpoint. Return False if it has to wait."""
+        if not self._joining:
+            return False
+        ordinal = min(self._joining)
+        joining = self._joining[ordinal]
+        if not self.attendance.are_decided(ordinal):
+            self._warn_of_missing(ordinal, joining, now)
+            return False
+        if joining.unstored:
+            return False
+        if ranks := joining.take_from_memory():
+            for rank in ranks:
+                self._store(rank, ordinal, sorted(joining.parts[rank].own))
+            return True
         self._settle(ordinal)
-        if not pending.is_wanted:
-            return []
-        if (problem := pending.problem or _mixed_directories(pending.parts)) is not None:
-            return [ShowLine(f"{self.name(ordinal)} is dropped{problem}"), Drop(ordinal)]
+        if not joining.is_wanted:
+            return True
+        if (problem := joining.problem or _mixed_directories(joining.parts)) is not None:
+            self.emit(ShowLine(f"{self.name(ordinal)} is dropped{problem}"))
+            self._drop(ordinal, joining.parts)
+            return True
         self._committed = ordinal
-        self._committing.add(ordinal)
-        commit = self._commit(ordinal, pending.parts)
-        return [*self._warn_of_differences(pending.parts, commit.files), commit]
+        self._committing[ordinal] = joining
+        commit = self._commit(ordinal, joining.parts)
+        self._warn_of_differences(joining.parts, commit.files)
+        self.on_complete(commit, joining)
+        return True
 
-    def _store_from_memory(self, ordinal: int, pending: _Pending, ranks: Sequence[int]) -> list[Action]:
-        """Have parts in memory stored like those of the other ranks."""
-        actions: list[Action] = []
-        for rank in ranks:
-            part = pending.parts[rank]
-            part.in_memory = False
-            pending.unstored.add(rank)
-            actions.append(RequestFiles(rank, ordinal, tuple(sorted(part.own)), from_memory=True))
-        return actions
-
-    def _commit(self, ordinal: int, parts: Mapping[int, _Part]) -> Commit:
-        files: dict[str, CommittedFile] = {}
+    def _commit(self, ordinal: int, parts: Mapping[int, Part]) -> Commit:
+        files: dict[str, dict[str, Any]] = {}
         for rank in sorted(parts):
             for path, size, crc32 in parts[rank].stored:
-                files.setdefault(path, CommittedFile(path, rank, size, crc32))
-        metrics = json.loads(dict(self._metrics_of_rank_0).get(ordinal) or parts[min(parts)].body)
-        silent = tuple(rank for rank, record in self._ranks.items() if rank not in parts and record.silent)
-        chosen = tuple(files[path] for path in sorted(files))
-        return Commit(ordinal, chosen, tuple(sorted(parts)), metrics, world_size=len(self._ranks), silent=silent)
+                files.setdefault(path, file_entry(size, crc32, rank))
+        metrics = json.loads(dict(self._metrics_of_rank_0).get(ordinal) or parts[min(parts)].report.body)
+        silent = tuple(rank for rank in self.attendance.silent() if rank not in parts)
+        files = dict(sorted(files.items()))
+        return Commit(ordinal, files, tuple(sorted(parts)), metrics, world_size=self.world_size, silent=silent)
 
     def name(self, ordinal: int) -> str:
         """Return the words for a checkpoint that has no name yet."""
-        return f"the checkpoint of report {self.before + ordinal}"
+        return f"the checkpoint of report {self.first_step + ordinal}"
 
     # -- warnings -------------------------------------------------------------------------------------------------
 
-    def _warn_once(self, key: str, text: str) -> list[Action]:
-        if key in self._warnings:
-            return []
-        self._warnings.add(key)
-        return [ShowLine(text)]
+    def _warn_once(self, key: str, text: str) -> None:
+        if key not in self._warnings:
+            self._warnings.add(key)
+            self.emit(ShowLine(text))
 
-    def _missing(self, ordinal: int) -> list[int]:
-        """Return the ranks that may still report a part. This looks at all ranks."""
-        return [rank for rank in self._ranks if not self._is_decided(rank, ordinal)]
-
-    def _warn_of_missing(self, ordinal: int, pending: _Pending, now: float) -> list[Action]:
-        if "missing" in self._warnings or now < pending.last_at + self.config.missing_rank_s or not pending.is_wanted:
-            return []
-        missing = set(self._missing(ordinal))
-        is_new = self._declared is None and missing <= self._counts.ranks_with(0) and missing.isdisjoint(self._absent)
-        if is_new or all(self._absent.get(rank) == _ENDED for rank in missing):
-            return []  # they are written off before long, or the attempt ends
-        return self._warn_once(
-            "missing",
-            f"{self.name(ordinal)} of {name_ranks(pending.parts)} is not complete: "
-            f"{self._describe_missing(sorted(missing))}. It will be committed once they make that report or finish.",
-        )
-
-    def _describe_missing(self, missing: Sequence[int]) -> str:
-        """Return what keeps a checkpoint from being committed."""
-        if fetching := [rank for rank in missing if self._absent.get(rank) == _FETCHING]:
-            return f"{ranks_have(fetching)} not got the files of a checkpoint yet"
-        if starting := [rank for rank in missing if rank in self._absent]:
-            return f"{ranks_have(starting)} not entered train_func"
-        if silent := [rank for rank in missing if not self._ranks[rank].last_index]:
-            return f"{ranks_have(silent)} not called report() yet"
-        slowest = min(missing, key=lambda rank: self._ranks[rank].last_index)
-        return f"{ranks_have([slowest])} made only {count(self._ranks[slowest].last_index, 'report')}. {_SAY_IT}"
-
-    def _describe_dropped(self) -> list[Action]:
-        """Say which checkpoints of an attempt that has ended may lack ranks that had not reported one yet."""
-        wanted = [ordinal for ordinal, pending in sorted(self._pending.items()) if pending.is_wanted]
-        missing = [rank for rank in self._missing(wanted[0]) if not self._ranks[rank].brings] if wanted else []
-        if not missing:
-            return []
-        first, last = self.before + wanted[0], self.before + wanted[-1]
-        which = f"{self.name(wanted[0])} is" if last == first else f"the checkpoints of reports {first} to {last} are"
-        return [
-            ShowLine(
-                f"{which} dropped: the attempt ended before {name_ranks(missing)} made that report, so files "
-                f"may be missing. {_SAY_IT}"
+    def _warn_of_missing(self, ordinal: int, joining: Joining, now: float) -> None:
+        is_early = now < joining.last_at + self.site.config.missing_rank_s
+        if "missing" in self._warnings or is_early or not joining.is_wanted:
+            return
+        missing = self.attendance.missing(ordinal)
+        if not self.attendance.will_be_given_up(missing):
+            self._warn_once(
+                "missing",
+                f"{self.name(ordinal)} of {name_ranks(joining.parts)} is not complete: "
+                f"{self.attendance.describe(missing)}. It will be committed once they make that report or finish.",
             )
-        ]
 
-    def _warn_of_differences(self, parts: Mapping[int, _Part], files: Iterable[CommittedFile]) -> list[Action]:
-        kept = {file.path: (file.size, file.crc32) for file in files}
+    def _describe_dropped(self) -> None:
+        """Say which checkpoints of an attempt that has ended may lack ranks that had not reported one yet."""
+        wanted = [ordinal for ordinal, joining in sorted(self._joining.items()) if joining.is_wanted]
+        missing = self.attendance.missing(wanted[0]) if wanted else []
+        if missing := [rank for rank in missing if not self.attendance[rank].brings]:
+            first, last = self.first_step + wanted[0], self.first_step + wanted[-1]
+            one, many = f"{self.name(wanted[0])} is", f"the checkpoints of reports {first} to {last} are"
+            text = (
+                f"{one if last == first else many} dropped: the attempt ended before {name_ranks(missing)} made that "
+                f"report, so files may be missing. {SAY_IT}"
+            )
+            self.emit(ShowLine(text))
+
+    def _warn_of_differences(self, parts: Mapping[int, Part], kept: Mapping[str, Mapping[str, Any]]) -> None:
         for rank in sorted(parts):
             for path, size, crc32 in (*parts[rank].skipped, *parts[rank].stored):
-                if not path.endswith(self.incomparable) and kept.get(path, (size, crc32)) != (size, crc32):
-                    return self._warn_once(
+                entry = file_entry(size, crc32, kept[path]["rank"]) if path in kept else None
+                if entry not in (None, kept.get(path)) and not path.endswith(_INCOMPARABLE):
+                    self._warn_once(
                         "different",
                         f"ranks reported different contents for the checkpoint file {path!r}; the lowest rank's is "
                         "kept. Put the rank into the file name to keep each rank's own.",
                     )
-        return []
+                    return
 
     def _not_declared(self, rank: int) -> str:
-        assert not isinstance(self._declared, str | None)
-        named = name_ranks(self._declared)
+        declared = self.site.config.checkpoint_ranks
+        assert not isinstance(declared, str | None)
+        named = name_ranks(declared)
         return (
             f"rank {rank} reported a checkpoint, but CheckpointConfig.checkpoint_ranks names only {named}; add this "
             "rank there, or report its metrics alone"
@@ -777,25 +669,20 @@ class CheckpointAssembly:
         return (
             f"a checkpoint was committed without rank {rank}, which had not called report() as often as the others. "
             "Ranks that save checkpoints must call it equally often; raise "
-            f"CheckpointConfig.missing_rank_s (now {self.config.missing_rank_s:g} s) if this rank is just slow"
+            f"CheckpointConfig.missing_rank_s (now {self.site.config.missing_rank_s:g} s) if this rank is just slow"
         )
 
 
 def _folders_of(files: Iterable[str]) -> set[str]:
-    found: set[str] = set()
-    for path in files:
-        folder = path.rpartition("/")[0]
-        while folder and folder not in found:
-            found.add(folder)
-            folder = folder.rpartition("/")[0]
-    return found
+    return {str(folder) for path in files for folder in PurePosixPath(path).parents if folder.name}
 
 
-def _mixed_directories(parts: Mapping[int, _Part]) -> str | None:
+def _mixed_directories(parts: Mapping[int, Part]) -> str | None:
     """Return the rest of the sentence "the checkpoint … is dropped" if the ranks do not agree on one directory."""
-    if len({part.in_place for part in parts.values()}) == 1:
+    named = {rank: part.report.folder if part.report.in_place else "" for rank, part in sorted(parts.items())}
+    if len(set(named.values())) == 1:
         return None
-    directories = ", ".join(f"{part.in_place or 'files to copy'} (rank {rank})" for rank, part in sorted(parts.items()))
+    directories = ", ".join(f"{folder or 'files to copy'} (rank {rank})" for rank, folder in named.items())
     return (
         ": with CheckpointUploadMode.NO_UPLOAD, and with a checkpoint_upload_fn, all ranks that report one must name "
         f"the same directory, and not {directories}"

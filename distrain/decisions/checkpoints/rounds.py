@@ -14,7 +14,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.decisions.checkpoints.actions import Adopt, MakeDirectory, Publish, Record, StorageFails, Store
+from distrain.decisions.checkpoints.actions import (
+    Adopt,
+    MakeDirectory,
+    Publish,
+    Record,
+    RunEnds,
+    StorageFails,
+    Store,
+    StoreLast,
+)
 from distrain.decisions.events import SendMessage, ShowLine
 from distrain.decisions.hearing import hears
 from distrain.storage.commit import MemoryPart, MemoryRound
@@ -156,20 +165,6 @@ class Rounds:
         self._emit(SendMessage(host, message))
 
     # -- commits --------------------------------------------------------------------------------------------------
-
-    def hash(self, report: wire.Reported, files: Sequence[str]) -> None:
-        """Have the files of a part hashed, which is all that there is to do with them."""
-        order = wire.Upload(
-            attempt=report.attempt,
-            rank=report.rank,
-            ordinal=report.index,
-            source=report.folder,
-            files=list(files),
-            others=[],
-            directory="",
-            facts=report.facts or {},
-        )
-        self._send(self.site.host_of(report.rank), order)
 
     def commit(self, reports: Mapping[int, wire.Reported], new: Publish, *, keeps_start: bool) -> None:
         """Commit a checkpoint whose files are all in memory.
@@ -446,12 +441,14 @@ class Rounds:
         then = partial(self._store_all, storing)
         self._emit(MakeDirectory(kept.manifest["attempt"], storing.ordinal, kept.name, then))
 
-    def store_last(self) -> None:
+    @hears(StoreLast)
+    def store_last(self, _: str, event: StoreLast) -> None:
         """Store the newest round, after one that is being stored: the run ends."""
         self._is_ending = True
         self.store_or_copy()
 
-    def close(self) -> None:
+    @hears(RunEnds)
+    def close(self, _: str, event: RunEnds) -> None:
         """Forget what is only in memory: the hosts end."""
         if (latest := self.ledger.latest) is not None and latest.is_in_memory:
             self._warn(f"{latest.path.name} was only in memory, and is lost")

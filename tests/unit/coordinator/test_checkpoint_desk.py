@@ -86,9 +86,9 @@ def test_a_checkpoint_that_one_rank_writes_to_memory_and_another_to_storage_is_s
     [_, upload] = only(wire.Upload, sent)
     assert (upload.source, upload.files, upload.others, upload.facts) == ("/memory", ["shard-1"], [], {})
     assert not store.ledger.all
-    assert handler.checkpoints.awaits_uploads()
+    assert handler.checkpoints.assembly.awaits_uploads()
     handler.handle(HostLost("b", "it is gone"))
-    assert not handler.checkpoints.awaits_uploads()
+    assert not handler.checkpoints.assembly.awaits_uploads()
     Path(upload.directory, "shard-1").write_bytes(b"x")
     if end == "refused":
         handler.handle(replace(answer, files=[], failed="Input/output error"))
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_one_rank_writes_to_memory_and_another_to_storage_is_s
     assert [bool(done.path) for done in only(wire.CommitDone, sent)] == [not end] * 2
     if end:
         assert "the checkpoint of report 1 is dropped, as rank 1 could not store its part: " in capsys.readouterr().err
-    assert not handler.checkpoints._assembly._committing
+    assert not handler.checkpoints.assembly._committing
 
 
 def only(kind: type[Any], sent: list[Any]) -> list[Any]:

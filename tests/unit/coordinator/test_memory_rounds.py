@@ -11,13 +11,21 @@ import pytest
 
 from distrain import CheckpointConfig, wire
 from distrain.coordinator.store.local_store import LocalStore
-from distrain.decisions.checkpoints.actions import Adopt, MakeDirectory, Publish, StorageFails, Store
+from distrain.decisions.checkpoints.actions import (
+    Adopt,
+    MakeDirectory,
+    Publish,
+    RunEnds,
+    StorageFails,
+    Store,
+    StoreLast,
+)
 from distrain.decisions.checkpoints.rounds import Rounds, copy_hosts
 from distrain.decisions.checkpoints.site import Site
 from distrain.decisions.events import SendMessage, ShowLine
 from distrain.decisions.hearing import handlers_of
 from distrain.hosts.world import RankPlan, WorldPlan
-from distrain.storage.commit import Commit, CommittedCheckpoint, CommittedFile, MemoryRound, committed, new_manifest
+from distrain.storage.commit import Commit, CommittedCheckpoint, MemoryRound, committed, file_entry, new_manifest
 from distrain.storage.file_transfer import hash_files
 from distrain.storage.retention import best_first
 from distrain.system.log import warn
@@ -80,14 +88,14 @@ class Run:
     def commit(
         self, number: int, name: str | None = None, metrics: dict[str, Any] | None = None, silent: tuple[int, ...] = ()
     ) -> str:
-        reports, files = {}, []
+        reports, files = {}, {}
         for rank in range(len(self.hosts)):
             part = self.folder / f"part_{rank}_{number}"
             part.mkdir()
             (part / f"file_{rank}").write_text(f"{number}")
             reports[rank] = wire.Reported(attempt=0, rank=rank, index=number, ordinal=number, folder=str(part))
-            files += [CommittedFile(path, rank, size, crc) for path, size, crc in hash_files(part, [f"file_{rank}"])]
-        commit = Commit(number, tuple(files), tuple(reports), metrics or {}, world_size=len(self.hosts), silent=silent)
+            files |= {path: file_entry(size, crc, rank) for path, size, crc in hash_files(part, [f"file_{rank}"])}
+        commit = Commit(number, files, tuple(reports), metrics or {}, world_size=len(self.hosts), silent=silent)
         index = self.ledger.take_index()
         manifest = new_manifest(commit, name=name, index=index, attempt=0, step=0, progress=None, time=0.0)
         saved: list[CommittedCheckpoint] = []
@@ -244,10 +252,10 @@ def test_the_best_are_on_storage_as_if_all_had_been_stored(
         assert len(run.kept) <= 3 + (number or 1)
         if stores == "at once" or (stores == "late" and step % 2):
             run.upload_all()
-    run.memory.store_last()
+    run.answer("", StoreLast())
     run.upload_all()
     assert not run.memory.is_storing
-    run.memory.close()
+    run.answer("", RunEnds())
     metrics = [{"acc": acc} for acc in scores]
     wanted = {*best_first(metrics, config)[: number or 1], len(scores) - 1}
     assert wanted <= {saved.index for saved in run.ledger.all}
@@ -271,7 +279,7 @@ def test_an_error_of_the_storage_costs_no_round(tmp_path: Path, capsys: pytest.C
     assert run.memory.deadline() is not None  # it is tried again
     run.memory.store_newest()
     fail_to_store(run, "[Errno 28] No space left on device: '/storage/checkpoint/file_0'")
-    run.memory.store_last()
+    run.answer("", StoreLast())
     for _ in range(3):  # at the end of the run, it is tried again at once
         assert len(run.failures) == 1
         fail_to_store(run, "[Errno 5] Input/output error: '/storage/checkpoint/file_0'")
@@ -285,7 +293,7 @@ def test_an_error_of_the_storage_costs_no_round(tmp_path: Path, capsys: pytest.C
 
 def on_disk(run: Run) -> list[str]:
     """Return the names of the checkpoints that a new start finds."""
-    run.memory.close()
+    run.answer("", RunEnds())
     run.store.close()
     store = LocalStore(run.folder / "run")
     store.close()

@@ -7,6 +7,7 @@ import math
 import random
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import hypothesis.strategies as st
@@ -15,23 +16,91 @@ from hypothesis import given, settings
 
 from distrain import wire
 from distrain.api.config import CheckpointConfig
+from distrain.decisions.checkpoints.actions import MakeDirectory, Settled
 from distrain.decisions.checkpoints.assembly import (
     MOST_UNCOMMITTED,
     PATIENCE_S,
-    Action,
     CheckpointAssembly,
-    Drop,
-    Refuse,
-    RequestFiles,
 )
-from distrain.decisions.events import ShowLine
-from distrain.storage.commit import Commit, CommittedFile
+from distrain.decisions.checkpoints.site import Site
+from distrain.decisions.events import SendMessage, ShowLine
+from distrain.hosts.world import RankPlan, WorldPlan
+from distrain.storage.commit import Commit, file_entry
 from distrain.storage.retention import best_first, surplus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 MISSING_RANK_S = 60.0
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A rank is told to store these files."""
+
+    rank: int
+    ordinal: int
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """report() of a rank fails."""
+
+    rank: int
+    ordinal: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Drop:
+    """These ranks are told that the checkpoint will never be committed."""
+
+    ordinal: int
+    ranks: frozenset[int]
+
+
+class Attempt:
+    """An attempt whose ranks store their files themselves. Each event returns what follows, as the ranks see it."""
+
+    def __init__(self, world_size: int, config: CheckpointConfig, silent: Collection[int] = ()) -> None:
+        ranks = (
+            RankPlan(rank=rank, host="a", local_rank=0, local_world_size=1, node_rank=0) for rank in range(world_size)
+        )
+        plan = WorldPlan(ranks=tuple(ranks))
+        site = Site(config, Path("/run"), is_remote=False, find_plan=lambda: plan)
+        self.said: list[Any] = []
+        self.assembly = CheckpointAssembly(site, self._add, lambda commit, _: self._add(commit))
+        self.assembly.begin(0, world_size, silent=silent)
+        self.attendance = self.assembly.attendance
+        self.told_of_drop: set[int] = set()
+
+    def _add(self, action: Any, *_: Any) -> None:
+        match action:
+            case MakeDirectory(_, _, _, then):
+                then("/staging")
+            case SendMessage(_, wire.CopyFiles(rank=rank, ordinal=ordinal, files=files)):
+                self.said.append(Copy(rank, ordinal, tuple(files)))
+            case SendMessage(_, wire.FilesStored(rank=rank, ordinal=ordinal, failed=why)):
+                self.said.append(Refuse(rank, ordinal, why or ""))
+            case SendMessage(_, wire.CommitDone(rank=rank, path="")):
+                self.told_of_drop.add(rank)
+            case Settled(ordinal, None):
+                self.said.append(Drop(ordinal, frozenset(self.told_of_drop)))
+                self.told_of_drop = set()
+            case Commit() | ShowLine():
+                self.said.append(action)
+
+    def __getattr__(self, event: str) -> Callable[..., list[Any]]:
+        def happen(*values: Any) -> list[Any]:
+            getattr(self.assembly, event)(*values)
+            said, self.said = self.said, []
+            return said
+
+        return happen
+
+    def committed(self, ordinal: int, now: float) -> list[Any]:
+        return self.__getattr__("committed")(ordinal, "/run/checkpoint", None, now)
 
 
 def assembly_of(
@@ -40,17 +109,17 @@ def assembly_of(
     running_since: float = -MISSING_RANK_S,
     ranks: Sequence[int] | Literal["all"] | None = None,
     silent: Sequence[int] = (),
-) -> CheckpointAssembly:
+) -> Attempt:
     """All ranks are in train_func. ``ranks``: those that bring checkpoints, as the user says."""
     config = CheckpointConfig(missing_rank_s=MISSING_RANK_S, checkpoint_ranks=ranks)
-    assembly = CheckpointAssembly(world_size, config, silent=silent)
+    assembly = Attempt(world_size, config, silent=silent)
     for rank in range(world_size):
         assembly.running(rank, running_since)
     return assembly
 
 
 def reported(
-    assembly: CheckpointAssembly,
+    assembly: Attempt,
     rank: int,
     index: int,
     metrics: dict[str, Any],
@@ -58,50 +127,48 @@ def reported(
     now: float,
     in_place: str = "",
     **how: Any,
-) -> list[Action]:
+) -> list[Any]:
     ordinal, how = None if files is None else index, {"folder": in_place, "in_place": bool(in_place), **how}
     body, files = json.dumps(metrics).encode(), list(files or ())
     report = wire.Reported(attempt=0, rank=rank, index=index, ordinal=ordinal, body=body, files=files, **how)
     return assembly.reported(report, now)
 
 
-def bring(
-    assembly: CheckpointAssembly, rank: int, ordinal: int, *files: str, now: float = 0.0, **metrics: Any
-) -> list[Action]:
+def bring(assembly: Attempt, rank: int, ordinal: int, *files: str, now: float = 0.0, **metrics: Any) -> list[Any]:
     """report() with a checkpoint."""
     return reported(assembly, rank, ordinal, metrics, files, now)
 
 
-def note(assembly: CheckpointAssembly, rank: int, index: int, now: float = 0.0, **metrics: Any) -> list[Action]:
+def note(assembly: Attempt, rank: int, index: int, now: float = 0.0, **metrics: Any) -> list[Any]:
     """report() without a checkpoint."""
     return reported(assembly, rank, index, metrics, None, now)
 
 
 def deliver(
-    assembly: CheckpointAssembly,
+    assembly: Attempt,
     rank: int,
     ordinal: int,
     *files: str,
     skipped: Iterable[str] = (),
     crc: int = 1,
     now: float = 0.0,
-) -> list[Action]:
+) -> list[Any]:
     contents = {"files": [(path, 10, crc) for path in files], "skipped": [(path, 10, crc) for path in skipped]}
     return assembly.stored(wire.FilesCopied(attempt=0, rank=rank, ordinal=ordinal, **contents), now)
 
 
-def only(kind: type[Any], actions: list[Action]) -> list[Any]:
+def only(kind: type[Any], actions: list[Any]) -> list[Any]:
     return [action for action in actions if isinstance(action, kind)]
 
 
-def the_commit(actions: list[Action]) -> Commit:
+def the_commit(actions: list[Any]) -> Commit:
     [commit] = only(Commit, actions)
     assert isinstance(commit, Commit)
     return commit
 
 
 def owners(commit: Commit) -> dict[str, int]:
-    return {file.path: file.rank for file in commit.files}
+    return {path: entry["rank"] for path, entry in commit.files.items()}
 
 
 # -- one rank --------------------------------------------------------------------------------------------------------
@@ -109,8 +176,8 @@ def owners(commit: Commit) -> dict[str, int]:
 
 def test_a_single_rank_is_granted_and_committed_at_once() -> None:
     assembly = assembly_of(1)
-    assert bring(assembly, 0, 1, "b", "a", loss=0.5) == [RequestFiles(0, 1, ("a", "b"))]
-    files = (CommittedFile("a", 0, 10, 1), CommittedFile("b", 0, 10, 1))
+    assert bring(assembly, 0, 1, "b", "a", loss=0.5) == [Copy(0, 1, ("a", "b"))]
+    files = {name: file_entry(10, 1, rank=0) for name in "ab"}
     assert deliver(assembly, 0, 1, "a", "b") == [Commit(1, files, (0,), {"loss": 0.5}, world_size=1)]
 
 
@@ -129,7 +196,7 @@ def test_a_checkpoint_whose_ranks_name_different_directories_is_dropped(other: s
     [said, dropped] = actions
     assert isinstance(said, ShowLine)
     assert said.text.endswith(f"must name the same directory, and not /run/a (rank 0), {named} (rank 1)")
-    assert dropped == Drop(1)
+    assert dropped == Drop(1, frozenset({0, 1}))
 
 
 # -- rank 0 only -----------------------------------------------------------------------------------------------------
@@ -149,7 +216,7 @@ def test_ranks_that_bring_checkpoints_as_the_user_says_are_waited_for(
 ) -> None:
     assembly = assembly_of(2, ranks=ranks)
     if ranks == "all":
-        assembly.fetching(1)
+        assembly.attendance.fetching(1)
     bring(assembly, 0, 1, "shard-0")
     deliver(assembly, 0, 1, "shard-0")
     [said] = assembly.tick(2 * MISSING_RANK_S)
@@ -172,11 +239,11 @@ def test_a_rank_that_brings_none_as_the_user_says_is_refused() -> None:
 # -- a rank that is far ahead ----------------------------------------------------------------------------------------
 
 
-def run_ahead(assembly: CheckpointAssembly, reports: int, now: float = 0.0, first: int = 1) -> list[int]:
+def run_ahead(assembly: Attempt, reports: int, now: float = 0.0, first: int = 1) -> list[int]:
     """Let rank 0 report checkpoints without waiting. Return the numbers of those that it may store."""
     stored = []
     for n in range(first, first + reports):
-        for order in only(RequestFiles, bring(assembly, 0, n, "model", now=now)):
+        for order in only(Copy, bring(assembly, 0, n, "model", now=now)):
             stored.append(order.ordinal)
             deliver(assembly, 0, order.ordinal, "model", now=now)
     return stored
@@ -188,7 +255,7 @@ def test_a_rank_that_is_far_ahead_stores_no_more_until_the_others_follow() -> No
     for n in range(1, 30):
         actions = [*note(assembly, 1, n, now=n), *assembly.committed(n, n)]
         assert the_commit(actions).ordinal == n
-        assert [order.ordinal for order in only(RequestFiles, actions)] == [MOST_UNCOMMITTED + n]
+        assert [order.ordinal for order in only(Copy, actions)] == [MOST_UNCOMMITTED + n]
         deliver(assembly, 0, MOST_UNCOMMITTED + n, "model", now=n)
 
 
@@ -199,15 +266,15 @@ def test_no_two_ranks_store_a_file_of_the_same_name_at_the_same_time() -> None:
     """Else the bytes of the higher rank could be the last ones, with the lower rank's crc32 in the manifest."""
     assembly = assembly_of(4)
     bring(assembly, 3, 1, "model", "shard-3")
-    assert assembly.tick(PATIENCE_S) == [RequestFiles(3, 1, ("model", "shard-3"))]
+    assert assembly.tick(PATIENCE_S) == [Copy(3, 1, ("model", "shard-3"))]
     bring(assembly, 2, 1, "model", now=2)
-    assert bring(assembly, 1, 1, "model", "shard-1", now=2) == [RequestFiles(2, 1, ())]
+    assert bring(assembly, 1, 1, "model", "shard-1", now=2) == [Copy(2, 1, ())]
     deliver(assembly, 2, 1, now=2)
     assert assembly.tick(2 + PATIENCE_S) == []
     ordered = deliver(assembly, 3, 1, "model", "shard-3", now=4)
-    assert ordered == [RequestFiles(1, 1, ("model", "shard-1"))]
+    assert ordered == [Copy(1, 1, ("model", "shard-1"))]
     assert bring(assembly, 0, 1, "model", now=5) == []
-    assert deliver(assembly, 1, 1, "model", "shard-1", now=6) == [RequestFiles(0, 1, ("model",))]
+    assert deliver(assembly, 1, 1, "model", "shard-1", now=6) == [Copy(0, 1, ("model",))]
     assert owners(the_commit(deliver(assembly, 0, 1, "model", now=7))) == {"model": 0, "shard-1": 1, "shard-3": 3}
 
 
@@ -219,13 +286,13 @@ def test_no_two_ranks_store_a_file_of_the_same_name_at_the_same_time() -> None:
 def test_checkpoints_that_may_lack_ranks_are_dropped_at_the_end_of_an_attempt(end: str, *, fetching: bool) -> None:
     assembly = assembly_of(3, running_since=0.0)
     if fetching:
-        assembly.fetching(2)
+        assembly.attendance.fetching(2)
     for ordinal in (1, 2):
         for rank in (0, 1):
             bring(assembly, rank, ordinal, f"shard-{rank}", now=0.1)
             deliver(assembly, rank, ordinal, f"shard-{rank}", now=0.1)
     if end == "failure":
-        assembly.ended(2)
+        assembly.attendance.ended(2)
         assert assembly.tick(2 * MISSING_RANK_S) == []
     assert assembly.close(2 * MISSING_RANK_S if end == "failure" else MISSING_RANK_S) == [
         ShowLine(
@@ -243,11 +310,11 @@ def test_a_checkpoint_whose_report_has_failed_on_a_rank_is_dropped_and_the_next_
     assembly = assembly_of(2)
     bring(assembly, 0, 1, "shard-0")
     deliver(assembly, 0, 1, "shard-0")
-    said, dropped = assembly.failed(1, 1, "TypeError: a metric", 0.0, has_checkpoint=True)
+    said, dropped = reported(assembly, 1, 1, {}, (), 0.0, failed="TypeError: a metric")
     assert said == ShowLine(
         "the checkpoint of report 1 is dropped, as report() has failed on rank 1: TypeError: a metric"
     )
-    assert dropped == Drop(1)
+    assert dropped == Drop(1, frozenset({0}))
     for rank in (0, 1):
         bring(assembly, rank, 2, f"shard-{rank}")
         actions = deliver(assembly, rank, 2, f"shard-{rank}")
@@ -259,7 +326,7 @@ def test_a_part_that_an_exception_kept_from_being_sent_is_missing() -> None:
     for ordinal in (1, 2):
         bring(assembly, 0, ordinal, "shard-0")
         deliver(assembly, 0, ordinal, "shard-0")
-    assert Drop(1) in bring(assembly, 1, 2, "shard-1")
+    assert Drop(1, frozenset({0})) in bring(assembly, 1, 2, "shard-1")
     assert the_commit(deliver(assembly, 1, 2, "shard-1")).ordinal == 2
 
 
@@ -273,7 +340,7 @@ def test_ranks_that_name_a_checkpoint_differently_are_told_so() -> None:
         "not at the same step, or must give one name"
     )
     deliver(assembly, 0, 1, "a")
-    assert Drop(1) in deliver(assembly, 1, 1, "b")
+    assert Drop(1, frozenset({0, 1})) in deliver(assembly, 1, 1, "b")
 
 
 # -- ranks that show no sign -----------------------------------------------------------------------------------------
@@ -299,9 +366,9 @@ def test_a_silent_rank_is_written_off_in_time_with_one_notice_and_refused_later(
 # -- metrics and contents --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("path", "notices"), [("dict.pkl", 0), ("best/model.keras", 0), ("keras", 1)])
+@pytest.mark.parametrize(("path", "notices"), [("dict_checkpoint.pkl", 0), ("best/model.keras", 0), ("keras", 1)])
 def test_files_that_always_differ_are_not_compared(path: str, notices: int) -> None:
-    assembly = CheckpointAssembly(2, CheckpointConfig(), incomparable=("dict.pkl", ".keras"))
+    assembly = Attempt(2, CheckpointConfig())
     for rank in (0, 1):
         bring(assembly, rank, 1, path)
     deliver(assembly, 0, 1, path, crc=1)
@@ -329,7 +396,7 @@ def test_a_name_that_is_a_file_and_a_directory_is_refused_and_the_checkpoint_dro
     deliver(assembly, 0, 1, first)
     said, dropped = deliver(assembly, 1, 1, "model-1", skipped=[first])
     assert why in said.text  # type: ignore[union-attr]
-    assert dropped == Drop(1)
+    assert dropped == Drop(1, frozenset({0, 1}))
     for rank in range(3):
         assert only(Refuse, bring(assembly, rank, 2, "model")) == []
 
@@ -345,11 +412,11 @@ def test_the_time_for_a_checkpoint_is_proportional_to_the_number_of_ranks(*, sam
     ranks = random.Random(1).sample(range(world_size), world_size)
     began = time.process_time()
     for ordinal in (1, 2):
-        ordered: list[RequestFiles] = []
+        ordered: list[Copy] = []
         for rank in ranks:
-            ordered += only(RequestFiles, bring(assembly, rank, ordinal, "model" if same_file else f"shard-{rank}"))
-            assembly.deadline()
-        ordered += only(RequestFiles, assembly.tick(PATIENCE_S * ordinal))
+            ordered += only(Copy, bring(assembly, rank, ordinal, "model" if same_file else f"shard-{rank}"))
+            assembly.assembly.deadline()
+        ordered += only(Copy, assembly.tick(PATIENCE_S * ordinal))
         assert len(ordered) == world_size
         done = [deliver(assembly, order.rank, ordinal, *order.files) for order in ordered]
         assert len(the_commit(done[-1]).files) == (1 if same_file else world_size)
@@ -398,7 +465,7 @@ class World:
         self.written_off = {rank for rank in range(world_size) if chance.random() < 0.1 and not self.declares}
         self.unwanted = idle if self.declares else set()
         config = CheckpointConfig(missing_rank_s=MISSING_RANK_S, checkpoint_ranks=bringing)
-        self.assembly = CheckpointAssembly(world_size, config, silent=self.written_off)
+        self.assembly = Attempt(world_size, config, silent=self.written_off)
         for rank in range(world_size):
             if chance.random() < 0.7:
                 self.enter(rank)
@@ -417,16 +484,16 @@ class World:
     def living(self, rank: int) -> Life | None:
         return self.ranks[rank] if self.ranks[rank].trains else None
 
-    def _obey(self, actions: list[Action]) -> None:
+    def _obey(self, actions: list[Any]) -> None:
         for rank, life in enumerate(self.ranks):
-            if self.assembly._ranks[rank].silent and rank not in self.written_off:
+            if self.assembly.attendance[rank].is_silent and rank not in self.written_off:
                 assert life.trains
                 assert not life.brought
                 assert self.now >= max(life.entered_at, self.first_part_at) + MISSING_RANK_S
                 self.written_off.add(rank)
         for action in actions:
             match action:
-                case RequestFiles(rank, ordinal, _):
+                case Copy(rank, ordinal, _):
                     self.ranks[rank].ordered.add(ordinal)
                 case Refuse(rank, ordinal, why):
                     assert rank in self.unwanted or any((rank, n) in self.lacking for n in range(ordinal, 99)), why
@@ -481,7 +548,7 @@ class World:
             return
         if self.chance.random() < 0.5:
             life.died = True
-            self.assembly.ended(rank)
+            self.assembly.attendance.ended(rank)
         elif not life.ordered:
             life.finished = True
             self._obey(self.assembly.finished(rank, self.now))

@@ -10,7 +10,7 @@ import pytest
 from distrain import wire
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.storage.checkpoint import METADATA_FILE, POSITIONS, Checkpoint
-from distrain.storage.commit import Commit, CommittedFile, merged_positions, other_data
+from distrain.storage.commit import Commit, file_entry, merged_positions, other_data
 from distrain.storage.records import damage_of
 from distrain.system.remote_path import RemotePath
 from distrain.transfer.executor import StorageExecutor
@@ -54,8 +54,8 @@ def test_ranks_that_read_other_data_are_named() -> None:
     )
 
 
-def files_of(folder: Path) -> tuple[CommittedFile, ...]:
-    return tuple(CommittedFile(path.name, 0, path.stat().st_size, 0) for path in folder.iterdir())
+def files_of(folder: Path) -> dict[str, Any]:
+    return {path.name: file_entry(path.stat().st_size, 0, rank=0) for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -18,7 +18,7 @@ import pytest
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.errors import CheckpointError, StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
-from distrain.storage.commit import Commit, CommittedCheckpoint, CommittedFile
+from distrain.storage.commit import Commit, CommittedCheckpoint, file_entry
 from distrain.storage.files import list_files
 from distrain.storage.records import damage_of
 from tests.conftest import verify_now
@@ -46,14 +46,14 @@ def commit(
 ) -> CommittedCheckpoint:
     """Write the parts (rank -> path -> contents) as the ranks would, and commit them."""
     parts = {0: {"model.pt": b"weights"}} if parts is None else parts
-    files = []
+    files = {}
     for rank, contents in parts.items():
         folder = store.staging_directory(0, ordinal)
         for path, data in contents.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
-            files.append(CommittedFile(path, rank, len(data), zlib.crc32(data)))
-    return commit_now(store, Commit(ordinal, tuple(files), tuple(parts), metrics), name=name)
+            files[path] = file_entry(len(data), zlib.crc32(data), rank)
+    return commit_now(store, Commit(ordinal, files, tuple(parts), metrics), name=name)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -66,7 +66,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_file_that_was_cut_off_after_it_was_stored_is_not_committed(store: LocalStore) -> None:
     (store.staging_directory(0, 1) / "model.pt").write_bytes(b"half")
     with pytest.raises(OSError, match=r"the file has changed since it was stored: .*model\.pt"):
-        commit_now(store, Commit(1, (CommittedFile("model.pt", 0, 8, 1),), (0,), {}))
+        commit_now(store, Commit(1, {"model.pt": file_entry(8, 1, rank=0)}, (0,), {}))
     assert store.paths.checkpoints() == []
 
 
