@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from distrain.data.blocks import formatter, joined, to_arrays, to_frame, to_rows
 from distrain.data.dataset import Dataset, OpenDataset
 from distrain.data.loops import Loops
-from distrain.data.passes import PassOptions, Worker, make_pass
+from distrain.data.passes import PassOptions, Worker
 from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Stream
 from distrain.system.arguments import check_int
 from distrain.system.imports import require
@@ -168,13 +168,10 @@ class DataIterator:
 
             in_memory = shard.materialize()
         """
-        with self._loops.naming_errors():
-            opened = self._dataset.open()
-            options = PassOptions(batch_size=ROWS_AT_ONCE, drop_last=False, order=opened.order)
-            own = make_pass(opened.source, self._loops.worker, options, 0, None)
-            blocks = [opened.finished(block) for block, _ in own.blocks()]
-        dataset = Dataset(partial(MemorySource, joined(blocks)))
-        return DataIterator(dataset, name=self._loops.name, worker=Worker(0, 1))
+        name, rank = self._loops.name, self._loops.rank
+        anew = DataIterator(self._dataset, name=name, worker=self._loops.worker, rank=rank)
+        blocks = [*anew._epochs(lambda block: block, prefetch_batches=0, batch_size=ROWS_AT_ONCE)]
+        return DataIterator(Dataset(partial(MemorySource, joined(blocks))), name=name, worker=Worker(0, 1))
 
     def to_pandas(self) -> Any:
         """Return this worker's rows as a pandas DataFrame. See :meth:`materialize`.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from distrain.data.passes import PassOptions, StreamPass, TablePass, Worker
 
 _NOTICE_AFTER_S = 20.0
-"""Seconds of a pass after which a worker may say that it mostly waits for data."""
+"""Seconds of all passes after which a worker may say that it mostly waits for data."""
 
 
 @dataclass(slots=True)
@@ -200,12 +200,10 @@ class Loops:
             self._say_once("continues", f"epoch {epoch} is complete, so its loop has no batches")
         elif start and own.begun:
             self._say_once("continues", f"epoch {epoch} continues {own.place}")
-        began = last = time.monotonic()
-        waited = 0.0
+        last = time.monotonic()
         try:
             for batch, rows in after(iter(items)):
                 now = time.monotonic()
-                waited += now - last
                 self.times.count(rows, now - last)
                 self._check_newest(loop)
                 loop.take()
@@ -215,7 +213,7 @@ class Loops:
                 yield batch
                 last = time.monotonic()
                 self.times.passed += last - now
-                if last - began > _NOTICE_AFTER_S and waited > (last - began) / 2:
+                if self.times.passed > _NOTICE_AFTER_S and self.times.waited > self.times.passed / 2:
                     self._say_once("waits", f"train_func mostly waits for data: {self.times.text(self.name)}")
         except GeneratorExit:
             loop.leave()

@@ -6,7 +6,7 @@ import os
 import shlex
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,6 +62,7 @@ def drill(
     return Drill(Order(trainer=trainer), reports=reports, minutes=minutes, keep=keep, fresh=fresh).run(only)
 
 
+@dataclass(kw_only=True)
 class Drill:
     """One drill. ``folder`` has its files.
 
@@ -69,26 +70,21 @@ class Drill:
     roots: directories of which trials get overlays, in addition to the working directory and the home.
     """
 
-    def __init__(
-        self,
-        template: Order,
-        *,
-        reports: int,
-        minutes: float,
-        keep: bool,
-        fresh: Collection[str] = (),
-        roots: Sequence[str] = (),
-        tell: Callable[[Verdict], None] = lambda verdict: None,
-    ) -> None:
-        every = list(dict.fromkeys(map(os.path.realpath, (".", *roots))))
+    template: Order = field(kw_only=False)
+    reports: int
+    minutes: float
+    keep: bool
+    fresh: Collection[str] = ()
+    roots: Sequence[str] = ()
+    tell: Callable[[Verdict], None] = lambda verdict: None
+
+    def __post_init__(self) -> None:
+        every = list(dict.fromkeys(map(os.path.realpath, (".", *self.roots))))
         outer = tuple(one for one in every if not any(one != other and is_below(one, other) for other in every))
         self.folder = scratch(outer)
-        self._reports, self._keep, self._tell = reports, keep, tell
         self._began = time.time()
-        self._template = replace(template, roots=outer, began=self._began)
-        self._patterns = fresh
-        self._late = self._began + minutes * 60
-        self._limit_s = minutes * 60 + 60
+        self.template = replace(self.template, roots=outer, began=self._began)
+        self._limit_s = self.minutes * 60 + 60
         self._straight: Straight
         self._checkpoints: list[Mapping[int, Path]] = []
         """Those of the undisturbed runs."""
@@ -106,7 +102,7 @@ class Drill:
         finally:
             if self._trial is not None:
                 self._trial.kill()
-            if not self._keep:
+            if not self.keep:
                 remove(self.folder)
 
     def _run(self, only: Collection[str]) -> DrillReport:
@@ -139,30 +135,30 @@ class Drill:
         if len(self._verdicts) == 1:
             raise JobError(f"none of {', '.join(only)} can be tried with this script, these workers and these hosts")
         return DrillReport(
-            target=" ".join(self._template.arguments) or "trainer",
+            target=" ".join(self.template.arguments) or "trainer",
             workers=len(attempt.notes),
             unit=unit,
             until=until,
             verdicts=self._verdicts,
             notes=self._notes(attempt, blind),
             seconds=time.time() - self._began,
-            directory=str(self.folder) if self._keep else None,
+            directory=str(self.folder) if self.keep else None,
         )
 
     def _choose_isolation(self) -> None:
         """Find out whether trials can have overlays, and which files to hide. Raise JobError for wrong patterns."""
         here, found = os.path.realpath("."), set()
-        for pattern in self._patterns:
+        for pattern in self.fresh:
             matches = [os.path.relpath(path) for path in Path.cwd().glob(os.path.relpath(pattern))]
             inside = [one for one in matches if is_below(os.path.realpath(os.path.dirname(one) or "."), here)]
             if not inside or len(inside) < len(matches):
                 raise JobError(f"--fresh {pattern}: must match files in {here}")
             found.update(inside)
-        self._template = replace(self._template, fresh=tuple(found))
-        trial = Trial(Order(roots=self._template.roots), self.folder / "isolation", self._limit_s)
+        self.template = replace(self.template, fresh=tuple(found))
+        trial = Trial(Order(roots=self.template.roots), self.folder / "isolation", self._limit_s)
         trial.start(ProbeOrder())
         if trial.wait():
-            self._template = replace(self._template, copies=trial.why_failed()[0])
+            self.template = replace(self.template, copies=trial.why_failed()[0])
             if not landlock_version():
                 warn("this kernel cannot keep a script from changing files under absolute paths")
 
@@ -179,18 +175,19 @@ class Drill:
 
     def _add(self, verdict: Verdict) -> None:
         self._verdicts.append(verdict)
-        self._tell(verdict)
+        self.tell(verdict)
 
     def _begin(self, name: str, order: ProbeOrder) -> Trial:
-        self._trial = Trial(self._template, self.folder / name, self._limit_s)
-        self._trial.start(order)
-        return self._trial
+        trial = Trial(self.template, self.folder / name, self._limit_s)
+        trial.start(order)
+        self._trial = trial
+        return trial
 
     def _is_enough(self, now: Journal) -> bool:
         attempt = now.attempts[0]
         unit: Unit = "report" if attempt.of("report") else "step"
-        has_enough = attempt.done(unit) >= self._reports and len(attempt.saves(unit)) >= LEAST
-        return has_enough or time.time() > self._late
+        has_enough = attempt.done(unit) >= self.reports and len(attempt.saves(unit)) >= LEAST
+        return has_enough or time.time() > self._began + self.minutes * 60
 
     def _undisturbed(self, name: str, is_enough: Callable[[Journal], bool]) -> Journal:
         trial = self._begin(name, ProbeOrder())

@@ -46,7 +46,7 @@ class Trial:
     def __init__(self, template: Order, folder: Path, limit_s: float) -> None:
         self._template, self._folder = template, folder
         self._deadline = time.time() + limit_s
-        self._process: Process | None = None
+        self._process: Process
         if not folder.exists():
             (folder / "files").mkdir(parents=True)
             (folder / "tmp").mkdir()
@@ -99,7 +99,7 @@ class Trial:
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process.poll() is None
 
     def wait(self) -> int:
         """Wait for the end of the run, and return its exit code."""
@@ -108,13 +108,12 @@ class Trial:
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM, as before a preemption."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
+        self._process.send_signal(signal.SIGTERM)
 
     def stop(self) -> int:
         """End the run at once, and return the exit code."""
         for wait_s in (0.5, _STOP_S):
-            if self._process is not None and self.is_running:
+            if self.is_running:
                 self.ask_to_stop()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(wait_s)
@@ -122,8 +121,6 @@ class Trial:
 
     def kill(self) -> int:
         """Kill all processes of the run at once, so that none sees another one die. Return the exit code."""
-        if self._process is None:
-            return 0
         if self.is_running:
             kill_tree(self._process.pid)
         return self._process.wait()

@@ -9,8 +9,6 @@ import inspect
 import itertools
 import math
 from dataclasses import dataclass
-from functools import partial
-from operator import mul
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,16 +20,9 @@ _GRID = "grid_search"
 
 @dataclass(frozen=True)
 class Domain:
-    """Values from which a method of ``random.Random`` draws one. ``finish``: is called with what it returns."""
+    """Values of which ``draw`` returns one."""
 
-    method: str
-    arguments: tuple[Any, ...]
-    finish: Callable[[Any], Any] | None = None
-
-    def draw(self, generator: random.Random) -> Any:
-        """Return a value."""
-        drawn = getattr(generator, self.method)(*self.arguments)
-        return self.finish(drawn) if self.finish else drawn
+    draw: Callable[[random.Random], Any]
 
 
 @dataclass(frozen=True)
@@ -60,44 +51,45 @@ def grid_search(values: Iterable[Any]) -> dict[str, Any]:
 
 def choice(categories: Sequence[Any]) -> Domain:
     """Return a domain of these values."""
-    return Domain("choice", (list(categories),))
+    return Domain(lambda generator: generator.choice(categories))
 
 
 def uniform(lower: float, upper: float) -> Domain:
     """Return a domain of floats."""
-    return Domain("uniform", (lower, upper))
+    return Domain(lambda generator: generator.uniform(lower, upper))
 
 
 def quniform(lower: float, upper: float, q: float) -> Domain:
     """Return a domain of floats that are multiples of q."""
-    return Domain("randint", (math.ceil(lower / q), math.floor(upper / q)), partial(mul, q))
+    return Domain(lambda generator: q * generator.randint(math.ceil(lower / q), math.floor(upper / q)))
 
 
 def loguniform(lower: float, upper: float, base: float = 10) -> Domain:
     """Return a domain of floats whose logarithms are uniform."""
     if not 0 < lower <= upper:
         raise ValueError(f"loguniform({lower}, {upper}): both bounds must be above 0; they are not logarithms")
-    return Domain("uniform", (math.log(lower), math.log(upper)), math.exp)
+    return Domain(lambda generator: math.exp(generator.uniform(math.log(lower), math.log(upper))))
 
 
 def randint(lower: int, upper: int) -> Domain:
     """Return a domain of integers, without the upper bound."""
-    return Domain("randrange", (lower, upper))
+    return Domain(lambda generator: generator.randrange(lower, upper))
 
 
 def qrandint(lower: int, upper: int, q: int = 1) -> Domain:
     """Return a domain of integers that are multiples of q, with the upper bound unless q is 1."""
-    return Domain("randrange", (math.ceil(lower / q), upper // q + (q != 1)), partial(mul, q))
+    return Domain(lambda generator: q * generator.randrange(math.ceil(lower / q), upper // q + (q != 1)))
 
 
 def lograndint(lower: int, upper: int, base: float = 10) -> Domain:
     """Return a domain of integers whose logarithms are uniform, without the upper bound."""
-    return Domain("uniform", loguniform(lower, upper).arguments, lambda drawn: math.floor(math.exp(drawn)))
+    domain = loguniform(lower, upper)
+    return Domain(lambda generator: math.floor(domain.draw(generator)))
 
 
 def randn(mean: float = 0.0, sd: float = 1.0) -> Domain:
     """Return a domain of normally distributed floats."""
-    return Domain("gauss", (mean, sd))
+    return Domain(lambda generator: generator.gauss(mean, sd))
 
 
 # -- configs ---------------------------------------------------------------------------------------------------------
