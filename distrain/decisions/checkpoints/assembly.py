@@ -17,7 +17,6 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -674,7 +673,7 @@ class CheckpointAssembly:
 
 
 def _folders_of(files: Iterable[str]) -> set[str]:
-    return {str(folder) for path in files for folder in PurePosixPath(path).parents if folder.name}
+    return {path[:place] for path in files for place, letter in enumerate(path) if letter == "/"}
 
 
 def _mixed_directories(parts: Mapping[int, Part]) -> str | None:
