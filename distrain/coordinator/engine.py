@@ -6,6 +6,7 @@ something about the run go to the run machine, whose actions are carried out her
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -104,6 +105,7 @@ class Engine:
             metadata=store.metadata,
             new_name=store.new_name,
             wall_time=time.time,
+            token=secrets.token_hex(32),
             lacks_storage=self.host_files.lacks_storage,
             is_training=lambda: self.is_training,
             is_idle=lambda: store.is_idle,

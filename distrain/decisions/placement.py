@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from distrain.hosts.host import HostInfo
     from distrain.hosts.world import WorkerFacts
 
-_LOOPBACK = "127.0.0.1"
 _LOOPBACK_INTERFACE = "lo"
 
 
@@ -290,8 +289,7 @@ def endpoints_of(
 
 
 def _address_of(plan: WorldPlan, host: str, *, wanted: str | None, found: str) -> str:
-    known = _LOOPBACK if plan.shares_network else plan.address_of(host) or found
-    address = wanted or known
+    address = wanted or plan.address_of(host, found)
     if plan.shares_network or (address and not _is_loopback(address)):
         return address
     others = name_hosts([other for other in plan.hosts if other != host])

@@ -79,7 +79,7 @@ class Reader:
 
     def exactly(self, size: int) -> bytes:
         """Return so many bytes."""
-        data = self._file.read(size)
+        data = self._file.read(size) or b""  # None from a socket that was silent for too long
         if len(data) < size:
             raise StreamEndedError("it has ended")
         return data

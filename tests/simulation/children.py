@@ -1,13 +1,17 @@
 """Child processes of a simulated world: uploaders and movers, and the servers to which movers open streams.
 
-All of them are the real programs. What is simulated is what they talk over.
+All of them are the real programs. What is simulated is what they talk over; also the sockets of agents, by which hosts
+get files from the memory of others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from distrain.agent.peers import SILENCE_S
+from distrain.hosts.reachability import CONNECT_TIMEOUT_S
 from distrain.transfer import mover, stream_server, uploader
 from distrain.transfer.stream import Reader, StreamEndedError
 from tests.simulation.hosts import Line
@@ -125,10 +129,11 @@ class Pipe:
         self._data += data
         self._wake()
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int, silence_s: float = math.inf) -> bytes:
         self._reader = self._world.current
-        while len(self._data) < size and not self.is_closed:
-            self._world.wait()
+        until = self._world.now + silence_s
+        while len(self._data) < size and not self.is_closed and self._world.now < until:
+            self._world.wait(None if silence_s == math.inf else until)
         data = bytes(self._data[:size])
         del self._data[:size]
         return data
@@ -143,6 +148,93 @@ class Pipe:
     def _wake(self) -> None:
         if self._reader is not None:
             self._reader.wake()
+
+
+class Socket:
+    """One end of a connection between two agents. It stands for its descriptor, too."""
+
+    def __init__(self, world: World, own: Host, other: Host, pipes: tuple[Pipe, Pipe]) -> None:
+        self._world, self._own, self._other = world, own, other
+        self._from, self._to = pipes
+
+    def fileno(self) -> Any:
+        return self
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send bytes in two pieces, as either end may die between them."""
+        middle = len(data) // 2
+        for piece in (data[:middle], data[middle:]):
+            self._world.pause(_WRITE_S + max(self._own.peer_delay_s, self._other.peer_delay_s))
+            if not (self._own.is_cut_off or self._other.is_cut_off):
+                self._to.write(piece)
+
+    def read(self, size: int) -> bytes:
+        return self._from.read(size, SILENCE_S)
+
+    def read1(self, most: int) -> bytes:
+        return self._from.read(1, SILENCE_S) + self._from.read(min(most - 1, len(self._from._data)))
+
+    def close(self) -> None:
+        for pipe in (self._from, self._to):
+            pipe.close()
+
+    def at_death(self) -> None:
+        """Close it as the kernel does, unless there is no kernel any more: then the other end hears nothing."""
+        if self._own.is_up:
+            self.close()
+
+    def __enter__(self) -> Socket:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Listener:
+    """The socket of an agent at which others get files."""
+
+    ports: ClassVar[dict[int, Listener]] = {}
+
+    def __init__(self) -> None:
+        self._world = world = SimulatedLoop.world
+        assert world.current is not None
+        self.process, self._waiting = world.current.process, world.current
+        self._arrived: list[Socket] = []
+        self.port = len(self.ports) + 1
+        self.ports[self.port] = self
+
+    def getsockname(self) -> tuple[str, int]:
+        return "", self.port
+
+    def accept(self) -> tuple[Socket, None]:
+        assert self._world.current is not None
+        self._waiting = self._world.current
+        while not self._arrived:
+            self._world.wait()
+        return self._arrived.pop(0), None
+
+    def take(self, end: Socket) -> None:
+        self._arrived.append(end)
+        self._waiting.wake()
+
+
+def connect(address: str, port: int) -> Socket:
+    """Do as distrain.agent.peers does."""
+    world, listener = SimulatedLoop.world, Listener.ports[port]
+    assert world.current is not None
+    own, other = world.current.process, listener.process
+    if not other.host.is_up or any(host.is_cut_off or host.refuses_peers for host in (own.host, other.host)):
+        world.sleep(CONNECT_TIMEOUT_S)
+        raise TimeoutError("timed out")
+    world.pause(_WRITE_S)
+    if not other.is_alive:
+        raise ConnectionRefusedError("Connection refused")
+    there, back = Pipe(world), Pipe(world)
+    ends = Socket(world, own.host, other.host, (back, there)), Socket(world, other.host, own.host, (there, back))
+    for process, end in zip((own, other), ends, strict=True):
+        process.at_death.append(end.at_death)
+    listener.take(ends[1])
+    return ends[0]
 
 
 class SimulatedStream(mover.Stream):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from distrain.decisions.checkpoints.actions import Action
     from distrain.decisions.checkpoints.ledger import Ledger
     from distrain.decisions.checkpoints.site import Site
+    from distrain.hosts.world import WorldPlan
     from distrain.storage.commit import CommittedCheckpoint
     from distrain.system.remote_path import RemotePath
 
@@ -98,6 +99,7 @@ class Rounds:
         """True once a host was short of memory."""
         self.now = 0.0
         self._attempt = -1
+        self._plan: WorldPlan
         self._hosts: list[str] = []
         self._kept: dict[str, _Kept] = {}
         """By name, in the order of the commits."""
@@ -110,8 +112,10 @@ class Rounds:
         """The hosts that copy their parts of that round now."""
         self._failed_copies = 0
         """Copies in a row that have failed."""
-        self._reads: dict[tuple[str, int], str] = {}
-        """By reader and number: the host that has been asked for bytes."""
+        self._places: dict[str, tuple[str, int]] = {}
+        """By host that has answered in this attempt: the address and port at which others get its files."""
+        self._when_served: Callable[[], None] = self.store_or_copy
+        """Called when all hosts have answered."""
         self._asking: dict[tuple[str, str], list[Answer]] = {}
         """By host and round: who waits for the directory for readers."""
         self._notes: set[tuple[str, str]] = set()
@@ -210,8 +214,35 @@ class Rounds:
         """Tell the hosts what they keep, and forget what they no longer do."""
         known, body = list(self._kept), new.encoded() if new else b""
         for host in self._hosts:
-            self._send(host, wire.KeepRound(host=host, keep=known, run=self.site.storage_of(host), body=body))
+            order = wire.KeepRound(
+                attempt=self._attempt,
+                host=host,
+                keep=known,
+                run=self.site.storage_of(host),
+                body=body,
+                token=self.site.token if host in self._unserved else "",
+                peer=self._plan.peer_of(host),
+            )
+            self._send(host, order)
         self.ledger.forget_memory(known)
+
+    @property
+    def _unserved(self) -> set[str]:
+        """The hosts that have not said yet where others get their files."""
+        return {*self._hosts} - self._places.keys() if len(self._hosts) > 1 else set()
+
+    @hears(wire.MemoryServed)
+    def on_served(self, host: str, answer: wire.MemoryServed) -> None:
+        """Note where other hosts get the files of a host."""
+        self._places[host] = self._plan.address_of(host, answer.address), answer.port
+        if not self._unserved:
+            then, self._when_served = self._when_served, self.store_or_copy
+            then()
+
+    def _peers(self, parts: Iterable[MemoryPart]) -> dict[str, tuple[str, int]]:
+        """Return where to get these parts."""
+        hosts = {host for part in parts for host in (part.host, part.copy)}
+        return {host: self._places[host] for host in self._hosts if host in hosts & self._places.keys()}
 
     def short_of_memory(self, rank: int, why: str) -> None:
         """Note that the host of a rank has no room for a part: further checkpoints of the run go to storage."""
@@ -258,12 +289,16 @@ class Rounds:
                 self._store(saved)
         if newest is None or newest.round.index < self._copy_at or self._copying or newest.copies is not None:
             return
+        if self._unserved:
+            return
         self._copy_at = newest.round.index + (self.config.memory_every or 1)
         newest.copies = {}
-        self._copying_hosts = {part.copy for part in newest.round.parts.values() if part.copy in self._hosts}
+        parts = newest.round.parts.values()
+        self._copying_hosts = {part.copy for part in parts if part.copy in self._hosts}
         self._copying = newest.round.name if self._copying_hosts else ""
         for host in self._copying_hosts:
-            self._send(host, wire.CopyRound(attempt=self._attempt, name=newest.round.name))
+            peers = self._peers(part for part in parts if part.copy == host)
+            self._send(host, wire.FetchRound(attempt=self._attempt, name=self._copying, is_copy=True, peers=peers))
 
     @hears(wire.RoundDone)
     def on_done(self, host: str, answer: wire.RoundDone) -> None:
@@ -297,35 +332,13 @@ class Rounds:
         """Note that a host is lost, and what it has in memory."""
         if host in self._hosts:
             self._hosts.remove(host)
-        self._refuse_reads()
+        self._places.pop(host, None)
         if host in self._copying_hosts:
             self._end_copy(host)
         for key in [key for key in self._asking if key[0] == host]:
             del self._asking[key]  # the attempt ends, and the next one asks the hosts that are left
         if self._storing is not None:
             self._store_parts({rank for rank, source in self._storing.sources.items() if source[0] == host})
-
-    @hears(wire.ReadPart)
-    def on_read(self, _: str, message: wire.ReadPart) -> None:
-        """Pass on what a host asks of another one."""
-        self._reads[message.reader, message.number] = message.host
-        if message.host in self._hosts:
-            self._send(message.host, message)
-        else:
-            self._refuse_reads()
-
-    @hears(wire.PartRead)
-    def on_part_read(self, _: str, message: wire.PartRead) -> None:
-        """Pass on the answer, unless the host that has asked was told that the other one is lost."""
-        if self._reads.pop((message.reader, message.number), None):
-            self._send(message.reader, message)
-
-    def _refuse_reads(self) -> None:
-        """Answer those who wait for bytes of a host that is no longer there."""
-        for (reader, number), owner in list(self._reads.items()):
-            if owner not in self._hosts:
-                del self._reads[reader, number]
-                self._send(reader, wire.PartRead(reader=reader, number=number, failed=f"host {owner} is lost"))
 
     # -- the start of an attempt ----------------------------------------------------------------------------------
 
@@ -336,7 +349,9 @@ class Rounds:
         """
         self._attempt, self._hosts, self._copy_at = attempt, list(hosts), 0
         self._is_ending, self._lost = False, None
-        self._refuse_reads()
+        self._plan = self.site.plan
+        self._places.clear()
+        self._when_served = self.store_or_copy
         if self._copying_hosts:  # nobody hears the answers
             self._copying_hosts.clear()
             if self._copying in self._kept:
@@ -370,8 +385,15 @@ class Rounds:
             if self._attempt == attempt and not self._is_ending and not self.begin(attempt, hosts, then):
                 then()
 
-        for host in hosts:
-            self._gather(host, name, partial(answered, host))
+        def gather() -> None:
+            for host in hosts:
+                self._gather(host, name, partial(answered, host))
+
+        self._tell_hosts(self._kept[name].round)
+        if self._unserved:
+            self._when_served = gather
+        else:
+            gather()
         return True
 
     def _give_up(self, name: str, why: str, then: Callable[[], None]) -> None:
@@ -406,7 +428,8 @@ class Rounds:
         waiting = self._asking.setdefault((host, name), [])
         waiting.append(then)
         if len(waiting) == 1:
-            self._send(host, wire.GatherRound(attempt=self._attempt, host=host, body=kept.round.encoded()))
+            body, peers = kept.round.encoded(), self._peers(kept.round.parts.values())
+            self._send(host, wire.FetchRound(attempt=self._attempt, name=name, body=body, peers=peers))
 
     def _on_gathered(self, host: str, answer: wire.RoundDone) -> None:
         for note in [note for note in answer.notes if (answer.name, note) not in self._notes]:

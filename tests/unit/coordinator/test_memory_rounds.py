@@ -37,6 +37,8 @@ class Run:
     def __init__(self, folder: Path, *hosts: str, **config: Any) -> None:
         self.folder, self.hosts = folder, hosts
         self.sent: list[tuple[str, Any]] = []
+        self.unserved: list[str] = []
+        """The hosts that have to answer where others get their files."""
         self.orders: list[tuple[str, wire.Upload]] = []
         self.publications: list[Publish] | None = None
         """Those that take place later, if a test wants that."""
@@ -49,7 +51,7 @@ class Run:
         )
         plan = WorldPlan(ranks=tuple(plans))
         config = {"storage_every_s": 1000.0, **config}
-        site = Site(CheckpointConfig(**config), self.store.location, is_remote=False, find_plan=lambda: plan)
+        site = Site(CheckpointConfig(**config), self.store.location, is_remote=False, find_plan=lambda: plan, token="x")
         self.memory = Rounds(self.ledger, site, self.do, lambda: None)
         perform(self.store)
         self.begin(0)
@@ -59,6 +61,8 @@ class Run:
         match action:
             case SendMessage(host, message):
                 self.sent.append((host, message))
+                if isinstance(message, wire.KeepRound) and message.token:
+                    self.unserved.append(host)
             case Store(host, order):
                 self.orders.append((host, order))
             case MakeDirectory(attempt, ordinal, name, then):
@@ -75,7 +79,13 @@ class Run:
                 warn(text)
 
     def begin(self, attempt: int, *hosts: str) -> None:
+        self.attempt = attempt
         self.memory.begin(attempt, hosts or self.hosts, lambda: self.chosen.append(self.ledger.latest))
+        self.serve()
+
+    def serve(self) -> None:
+        while self.unserved:
+            self.answer(self.unserved.pop(), wire.MemoryServed(attempt=self.attempt, port=4711))
 
     def commit(
         self, number: int, name: str | None = None, metrics: dict[str, Any] | None = None, silent: tuple[int, ...] = ()
@@ -97,6 +107,7 @@ class Run:
             self.ledger.add(*saved)
 
         self.memory.commit(reports, Publish(number, None, manifest, {}, done, fail), keeps_start=False)
+        self.serve()
         assert saved[0].is_in_memory
         return saved[0].path.name
 
@@ -127,10 +138,10 @@ class Run:
             self.memory.on_stored(answer)
 
     def gathered(self, failed: str | None = None, *, on: str = "") -> None:
-        for host, order in self.only(wire.GatherRound)[-len(self.hosts) :]:
+        for host, order in self.only(wire.FetchRound)[-len(self.hosts) :]:
             why = failed if host == on else None
-            name = MemoryRound.decoded(order.body).name
-            self.answer(host, wire.RoundDone(attempt=1, name=name, folder="/gathered", failed=why))
+            self.answer(host, wire.RoundDone(attempt=1, name=order.name, folder="/gathered", failed=why))
+        self.serve()
 
 
 @pytest.fixture
@@ -183,7 +194,9 @@ def test_a_restart_falls_back_to_the_round_before_and_then_to_storage(
     run.commit(3)
     run.begin(1)
     run.gathered("no intact copy", on="b")
-    assert MemoryRound.decoded(run.only(wire.GatherRound)[-1][1].body).name == "checkpoint_000001"
+    order = run.only(wire.FetchRound)[-1][1]
+    assert MemoryRound.decoded(order.body).name == order.name == "checkpoint_000001"
+    assert order.peers == {"a": ("127.0.0.1", 4711), "b": ("127.0.0.1", 4711)}
     assert not run.chosen
     run.gathered("no intact copy", on="a")
     assert [saved.path.name for saved in run.chosen if saved] == [stored]
