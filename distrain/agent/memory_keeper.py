@@ -5,7 +5,7 @@ The directory is :func:`~distrain.system.scratch.memory_directory`. It holds::
     rank_3/2-17/                     a part: what rank 3 has written for its checkpoint 17 in attempt 2
     rank_3/free-4/                   a part that nobody needs: the rank overwrites it, and so reuses its pages
     copies/checkpoint_000123/rank_5/ a copy of a part of another host
-    gathered/checkpoint_000123-1/    a complete checkpoint, for readers
+    gathered/checkpoint_000123-1/    a checkpoint for readers: the files that they have asked for
 
 The files in ``gathered`` are hard links to those of the parts, and a rank never overwrites a file with two links: a
 reader sees no byte change. A damaged file is deleted as soon as it is found, and replaced by the other copy.
@@ -16,10 +16,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import tempfile
 import threading
 import time
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ from distrain.storage.commit import MemoryRound
 from distrain.storage.file_transfer import hash_files
 from distrain.storage.files import write_atomically
 from distrain.storage.lone_store import described, is_newer, store_alone
-from distrain.storage.records import complete_manifest, damage_of
+from distrain.storage.records import complete_manifest
 from distrain.system import scratch
 from distrain.system.background import Background
 from distrain.system.log import warn
@@ -52,6 +52,15 @@ _MOST_FREE = 2
 _STORING_S = 60.0
 """Seconds for storing a checkpoint without a coordinator."""
 _BEAT_S = 0.5
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """A checkpoint for the readers of one attempt. files: those that are there, and were compared in this attempt."""
+
+    folder: Path
+    attempt: int
+    files: set[str] = field(default_factory=set)
 
 
 class MemoryKeeper:
@@ -74,8 +83,8 @@ class MemoryKeeper:
         self._token = ""
         self._server: FileServer | None = None
         """Once there may be other hosts."""
-        self._gathered: dict[str, Path] = {}
-        """By name: the directory for readers."""
+        self._gathered: dict[str, _Gathered] = {}
+        """By name."""
         self._numbers = itertools.count()
         self._storing: threading.Thread | None = None
         self._may_store = threading.Event()
@@ -126,7 +135,7 @@ class MemoryKeeper:
             self._rounds[new.name] = new
         parts = [Path(part.folder) for kept in self._rounds.values() for part in kept.parts.values()]
         self._rounds = {name: kept for name, kept in self._rounds.items() if name in order.keep}
-        self._gathered = {name: folder for name, folder in self._gathered.items() if name in order.keep}
+        self._gathered = {name: found for name, found in self._gathered.items() if name in order.keep}
         self._free(max(map(_order, parts), default=(0, 0)))
         unused = [folder for folder in self._root.glob("copies/*") if folder.name not in order.keep]
         unused += [
@@ -223,7 +232,7 @@ class MemoryKeeper:
 
         self._copier.do(copy, self._send, lambda error: self._send(answer(failed=str(error))))
 
-    # -- complete checkpoints for readers -------------------------------------------------------------------------
+    # -- checkpoints for readers ----------------------------------------------------------------------------------
 
     def _gather(self, order: wire.FetchRound) -> None:
         notes: list[str] = []
@@ -231,31 +240,55 @@ class MemoryKeeper:
         kept = self._rounds[order.name] = MemoryRound.decoded(order.body)
 
         def gather() -> wire.RoundDone:
-            folder = self._gathered.get(kept.name)
-            if folder is None or damage_of(folder):
-                folder = self._root / "gathered" / f"{kept.name}-{next(self._numbers)}"
-                self._fill(folder, kept, order.peers, notes)
-                self._gathered[kept.name] = folder
-            return answer(folder=str(folder))
+            found = self._gathered.get(kept.name)
+            if found is None or found.attempt != order.attempt:
+                found = self._begin_to_gather(kept, order, found, notes)
+            self._fill(found, kept, {*order.files} - found.files, order.peers, notes)
+            return answer(folder=str(found.folder))
 
         self._gatherer.do(gather, self._send, lambda error: self._send(answer(failed=str(error))))
 
-    def _fill(self, folder: Path, kept: MemoryRound, peers: _Peers, notes: list[str]) -> None:
-        folder.mkdir(parents=True)
-        try:
-            for rank in kept.parts:
-                self._fill_part(folder, kept, rank, peers, notes)
-            write = partial(write_atomically, folder / METADATA_FILE, sync=False)
-            manifest, _ = complete_manifest(folder, kept.name, kept.manifest, kept.metadata, kept.positions, write)
-            (folder / MANIFEST_FILE).write_bytes(manifest)
-        except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+    def _begin_to_gather(
+        self, kept: MemoryRound, order: wire.FetchRound, former: _Gathered | None, notes: list[str]
+    ) -> _Gathered:
+        """Make a new directory for readers. It has the metadata, and what the former one has. Raise OSError."""
+        new = _Gathered(self._root / "gathered" / f"{kept.name}-{next(self._numbers)}", order.attempt)
+        new.folder.mkdir(parents=True)
+        if former is not None:
+            for file in former.files - {METADATA_FILE}:
+                _link(former.folder / file, new.folder / file)
+            delete_unread([former.folder])
+        self._fill(new, kept, {METADATA_FILE}, order.peers, notes)
+        write = partial(write_atomically, new.folder / METADATA_FILE, sync=False)
+        manifest, _ = complete_manifest(new.folder, kept.name, kept.manifest, kept.metadata, kept.positions, write)
+        (new.folder / MANIFEST_FILE).write_bytes(manifest)
+        self._gathered[kept.name] = new
+        return new
 
-    def _fill_part(self, folder: Path, kept: MemoryRound, rank: int, peers: _Peers, notes: list[str]) -> None:
-        """Link the files of a part, verify them, and replace those that are damaged. Raise OSError without a copy."""
-        part, home, files = kept.parts[rank], self._home(kept, rank), kept.files[rank]
-        linked = [file for file in files if home is not None and _link(home / file, folder / file)]
+    def _fill(
+        self, found: _Gathered, kept: MemoryRound, wanted: Collection[str], peers: _Peers, notes: list[str]
+    ) -> None:
+        """Add files to a directory for readers. Raise OSError if there is no intact copy of one."""
+        for rank in kept.parts:
+            if files := {file: fact for file, fact in kept.files[rank].items() if file in wanted}:
+                self._fill_part(found.folder, kept, rank, files, peers, notes)
+                found.files |= files.keys()
+
+    def _fill_part(
+        self,
+        folder: Path,
+        kept: MemoryRound,
+        rank: int,
+        files: Mapping[str, tuple[int, int]],
+        peers: _Peers,
+        notes: list[str],
+    ) -> None:
+        """Link files of a part, verify them, and replace those that are damaged. Raise OSError without a copy."""
+        part, home = kept.parts[rank], self._home(kept, rank)
+        if home is not None:
+            for file in files:
+                _link(home / file, folder / file)
+        linked = [file for file in files if (folder / file).exists()]
         found = {file: (size, crc) for file, size, crc in hash_files(folder, linked)}
         hosts = [host for host in (part.host, part.copy) if host not in ("", self._host)]
         missing = [file for file in files if file not in found and part.host == self._host]
@@ -331,11 +364,8 @@ def _difference(file: str, host: str, found: Sequence[int], expected: Sequence[i
     return f"{file} on host {host} has the checksum {crc:08x} instead of {right_crc:08x}"
 
 
-def _link(source: Path, target: Path) -> bool:
-    """Make a hard link, and its directory. Return False if there is no such file."""
-    try:
+def _link(source: Path, target: Path) -> None:
+    """Make a hard link, and its directory, unless there is no such file, or the target exists."""
+    with contextlib.suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
         os.link(source, target)
-    except OSError:
-        return False
-    return True

@@ -562,7 +562,7 @@ class MemoryServed(OfAttempt):
 
 @message
 class FetchRound(ToMemory):
-    """Provide a checkpoint in memory as a complete directory, after every byte was compared with its manifest.
+    """Provide ``files`` of a checkpoint in memory in a directory, after every byte was compared with its manifest.
 
     What this host lacks, or has with other bytes, it gets from the other copy. is_copy: instead, copy the parts whose
     ``copy`` is this host. body: the checkpoint as in :class:`KeepRound`; empty if this host knows it by its ``name``.
@@ -573,6 +573,7 @@ class FetchRound(ToMemory):
 
     attempt: int
     name: str
+    files: list[str] = field(default_factory=list)
     is_copy: bool = False
     body: bytes = b""
     peers: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -580,7 +581,7 @@ class FetchRound(ToMemory):
 
 @message
 class RoundDone(OfAttempt):
-    """A checkpoint in memory is complete in ``folder``, or (``failed``) no intact copy of a part was found.
+    """The files of a checkpoint in memory are in ``folder``, or (``failed``) no intact copy of one was found.
 
     is_copy: instead, the parts whose copy is on this host are: ``folder`` has a directory ``rank_3`` for each. notes: a
     sentence for each copy that was damaged or missing, and what was used instead.
@@ -1009,12 +1010,15 @@ class CommitDone(ToWorker):
 
 @message
 class FetchCheckpoint(FromWorker):
-    """The worker waits for the files of a checkpoint that its host does not see.
+    """The worker waits for files of a checkpoint that its host does not see.
+
+    files: those that it reads, if the checkpoint is in memory. None: all.
 
     Worker -> coordinator; answered by :class:`CheckpointFetched`.
     """
 
     path: str
+    files: list[str] | None = None
 
 
 @message

@@ -44,7 +44,7 @@ from distrain.worker.reporting.memory_part import MemoryParts, Part, is_short
 from distrain.worker.reporting.metrics import encode_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from distrain.data.datasets import RunDatasets
     from distrain.data.iterator import DataIterator
@@ -633,16 +633,16 @@ class Session:
         self.wait_until(lambda: self._list and self._list.index == self._list_requests)
         self._reports_settled = self._reports
 
-    def fetch_checkpoint(self, path: str) -> str:
-        """Have a checkpoint copied to this host, which does not see it. Return where it is; wait until it is there.
+    def fetch_checkpoint(self, path: str, files: Collection[str] | None) -> str:
+        """Have files of a checkpoint copied to this host, which does not see it. Return where, once they are there.
 
-        Raises CheckpointError if that is not possible.
+        files: None for all. Raises CheckpointError if that is not possible.
         """
         if os.getpid() != self._pid:
             raise CheckpointError(f"{path} is not on this host: call as_directory() in the worker, not in its child")
         try:
             with self._lock:
-                self.send(wire.FetchCheckpoint, path=path)
+                self.send(wire.FetchCheckpoint, path=path, files=None if files is None else list(files))
                 self.wait_until(lambda: path in self._fetched)
                 answer = self._fetched.pop(path)
         finally:

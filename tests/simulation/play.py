@@ -428,7 +428,9 @@ def patched(of: World, play: Play) -> Iterator[None]:
         for one in patches:
             stack.enter_context(one)
         run = str(play.run_directory)
-        checkpoint.fetch_with(lambda path: _rank_of(of).fetch_checkpoint(path), run, lacks_storage=_LacksStorage(of))
+        checkpoint.fetch_with(
+            lambda *asked: _rank_of(of).fetch_checkpoint(*asked), run, lacks_storage=_LacksStorage(of)
+        )
         stack.callback(_stop_watching)
         _watches.append(partial(_watch, play))
         yield

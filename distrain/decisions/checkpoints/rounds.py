@@ -21,7 +21,7 @@ from distrain.storage.commit import MemoryPart, MemoryRound
 from distrain.system.text import advice_on, is_full_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence, Set
     from pathlib import Path
 
     from distrain.decisions.checkpoints.actions import Action
@@ -56,14 +56,14 @@ class _Kept:
     """A round that is in memory.
 
     copies: by host, the directory with the copies that it has; None if no host was asked to copy. readers: by host, the
-    directory with the whole checkpoint.
+    directory for readers, and the files in it.
     """
 
     round: MemoryRound
     copies: dict[str, str] | None = None
     is_safe: bool = False
     """True once every host's parts are on another host, too."""
-    readers: dict[str, str] = field(default_factory=dict)
+    readers: dict[str, tuple[str, Set[str]]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -116,8 +116,8 @@ class Rounds:
         """By host that has answered in this attempt: the address and port at which others get its files."""
         self._when_served: Callable[[], None] = self.store_or_copy
         """Called when all hosts have answered."""
-        self._asking: dict[tuple[str, str], list[Answer]] = {}
-        """By host and round: who waits for the directory for readers."""
+        self._asking: dict[tuple[str, str], list[tuple[Set[str], Answer]]] = {}
+        """By host and round: who waits for which files, in the order of the answers."""
         self._notes: set[tuple[str, str]] = set()
         """By round: what was said about damaged or lost files. All hosts say the same of a lost one."""
         self._storing: _Storing | None = None
@@ -387,7 +387,7 @@ class Rounds:
 
         def gather() -> None:
             for host in hosts:
-                self._gather(host, name, partial(answered, host))
+                self._gather(host, name, self._first_files(host, self._kept[name]), partial(answered, host))
 
         self._tell_hosts(self._kept[name].round)
         if self._unserved:
@@ -416,30 +416,59 @@ class Rounds:
 
         self._emit(Adopt(adopted))
 
-    def fetch(self, host: str, path: str, then: Callable[[str, str | None], None]) -> None:
-        """Call ``then`` with the directory in which a host has a round for readers, and with why it has none."""
-        self._gather(host, path.rpartition("/")[2], lambda answer: then(answer.folder, answer.failed))
+    def _first_files(self, host: str, kept: _Kept) -> Iterable[str] | None:
+        """Return the files that a host gets before its ranks start; None: all. It gets others when a rank reads them.
 
-    def _gather(self, host: str, name: str, then: Answer) -> None:
+        They are what ``restore()`` reads: those of its ranks, or of the lowest rank if one of them has none. So each
+        file is found to be intact on some host. Copies are compared, too. If some have failed, others may fail later.
+        """
+        if self._failed_copies:
+            return None
+        files, plan = kept.round.files, self._plan
+        lowest = next((rank for rank in sorted(files) if files[rank]), 0)
+        needed = {each.rank if files.get(each.rank) else lowest for each in plan.on(host)}
+        for rank, part in kept.round.parts.items():
+            if plan.ranks[rank % plan.world_size].host == host or (part.copy == host and host in (kept.copies or ())):
+                needed.add(rank)
+        return [file for rank in needed for file in files.get(rank, ())]
+
+    def fetch(self, host: str, path: str, files: Iterable[str] | None, then: Callable[[str, str | None], None]) -> None:
+        """Call ``then`` with the directory in which a host has files of a round (None: all), and with why not."""
+        self._gather(host, path.rpartition("/")[2], files, lambda answer: then(answer.folder, answer.failed))
+
+    def _gather(self, host: str, name: str, files: Iterable[str] | None, then: Answer) -> None:
         kept = self._kept[name]
-        if host in kept.readers:
-            then(wire.RoundDone(attempt=self._attempt, name=name, folder=kept.readers[host]))
+        known = kept.round.manifest["files"].keys()
+        wanted = known if files is None else known & {*files}
+        if host in kept.readers and wanted <= kept.readers[host][1]:
+            then(wire.RoundDone(attempt=self._attempt, name=name, folder=kept.readers[host][0]))
             return
-        waiting = self._asking.setdefault((host, name), [])
-        waiting.append(then)
-        if len(waiting) == 1:
-            body, peers = kept.round.encoded(), self._peers(kept.round.parts.values())
-            self._send(host, wire.FetchRound(attempt=self._attempt, name=name, body=body, peers=peers))
+        self._asking.setdefault((host, name), []).append((wanted, then))
+        order = wire.FetchRound(
+            attempt=self._attempt,
+            name=name,
+            files=sorted(wanted),
+            body=kept.round.encoded(),
+            peers=self._peers(kept.round.parts.values()),
+        )
+        self._send(host, order)
 
     def _on_gathered(self, host: str, answer: wire.RoundDone) -> None:
         for note in [note for note in answer.notes if (answer.name, note) not in self._notes]:
             self._notes.add((answer.name, note))
             self._warn(f"{answer.name} in memory: {note}")
             self._emit(Record("memory_damage", {"name": answer.name, "host": host, "text": note}))
-        if answer.failed is None and answer.name in self._kept:
-            self._kept[answer.name].readers[host] = answer.folder
-        for then in self._asking.pop((host, answer.name), ()):
-            then(answer)
+        if not (waiting := self._asking.get((host, answer.name))):
+            return
+        wanted, then = waiting.pop(0)
+        if not waiting:
+            del self._asking[host, answer.name]
+        if answer.failed is not None:
+            self._failed_copies = self._failed_copies or 1
+        elif (kept := self._kept.get(answer.name)) is not None:
+            present = kept.readers[host][1] if host in kept.readers else frozenset()
+            kept.readers[host] = answer.folder, present | wanted
+        then(answer)
 
     # -- storage --------------------------------------------------------------------------------------------------
 

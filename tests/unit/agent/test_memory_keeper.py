@@ -145,7 +145,8 @@ def facts_of(contents: dict[str, bytes]) -> dict[str, list[int]]:
 
 
 def gather(host: Host, made: MemoryRound) -> wire.RoundDone:
-    order = wire.FetchRound(attempt=1, name=made.name, body=made.encoded(), peers=host.cluster.peers)
+    files = list(made.manifest["files"])
+    order = wire.FetchRound(attempt=1, name=made.name, files=files, body=made.encoded(), peers=host.cluster.peers)
     return host.ask(order, wire.RoundDone)
 
 
