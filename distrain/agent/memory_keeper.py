@@ -56,10 +56,10 @@ _BEAT_S = 0.5
 
 @dataclass(slots=True)
 class _Gathered:
-    """A checkpoint for the readers of one attempt. files: those that are there, and were compared in this attempt."""
+    """A checkpoint for readers. files: those that were compared in the latest attempt that has read it."""
 
     folder: Path
-    attempt: int
+    attempt: int = -1
     files: set[str] = field(default_factory=set)
 
 
@@ -96,10 +96,8 @@ class MemoryKeeper:
                 self._hash(message)
             case wire.KeepRound():
                 self._keep(message)
-            case wire.FetchRound(is_copy=True):
-                self._copy(message)
             case wire.FetchRound():
-                self._gather(message)
+                self._fetch(message)
 
     # -- the parts of this host -----------------------------------------------------------------------------------
 
@@ -162,8 +160,6 @@ class MemoryKeeper:
         """Delete all that the run had in memory, and answer nothing more."""
         for thread in (self._hasher, self._cleaner, self._copier, self._gatherer):
             thread.close()
-        if self._server is not None:
-            self._server.close()
         scratch.clear(str(self._root))
 
     # -- the parts of other hosts ---------------------------------------------------------------------------------
@@ -214,56 +210,45 @@ class MemoryKeeper:
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(os.path.join(place, "file"), target)
 
-    def _copy(self, order: wire.FetchRound) -> None:
-        name, folder = order.name, self._root / "copies" / order.name
-        answer = partial(wire.RoundDone, attempt=order.attempt, name=name, is_copy=True)
+    def _fetch(self, order: wire.FetchRound) -> None:
+        notes: list[str] = []
+        answer = partial(wire.RoundDone, attempt=order.attempt, name=order.name, is_copy=order.is_copy, notes=notes)
 
-        def copy() -> wire.RoundDone:
-            kept = self._rounds.get(name)
+        def fetch() -> wire.RoundDone:
+            kept = self._rounds.get(order.name)
             if kept is None:
                 raise OSError(f"host {self._host} does not know it")
-            for rank, part in kept.parts.items():
-                if part.copy == self._host:
-                    home = folder / f"rank_{rank}"
-                    home.mkdir(parents=True, exist_ok=True)
-                    for file in kept.files[rank]:
-                        self._pull(kept, rank, file, part.host, order.peers, home / file)
-            return answer(folder=str(folder))
+            return answer(folder=str(self._copy(kept, order) if order.is_copy else self._gather(kept, order, notes)))
 
-        self._copier.do(copy, self._send, lambda error: self._send(answer(failed=str(error))))
+        thread = self._copier if order.is_copy else self._gatherer
+        thread.do(fetch, self._send, lambda error: self._send(answer(failed=str(error))))
+
+    def _copy(self, kept: MemoryRound, order: wire.FetchRound) -> Path:
+        folder = self._root / "copies" / kept.name
+        for rank, part in kept.parts.items():
+            if part.copy == self._host:
+                home = folder / f"rank_{rank}"
+                home.mkdir(parents=True, exist_ok=True)
+                for file in kept.files[rank]:
+                    self._pull(kept, rank, file, part.host, order.peers, home / file)
+        return folder
 
     # -- checkpoints for readers ----------------------------------------------------------------------------------
 
-    def _gather(self, order: wire.FetchRound) -> None:
-        notes: list[str] = []
-        answer = partial(wire.RoundDone, attempt=order.attempt, name=order.name, notes=notes)
-        kept = self._rounds[order.name] = MemoryRound.decoded(order.body)
-
-        def gather() -> wire.RoundDone:
-            found = self._gathered.get(kept.name)
-            if found is None or found.attempt != order.attempt:
-                found = self._begin_to_gather(kept, order, found, notes)
-            self._fill(found, kept, {*order.files} - found.files, order.peers, notes)
-            return answer(folder=str(found.folder))
-
-        self._gatherer.do(gather, self._send, lambda error: self._send(answer(failed=str(error))))
-
-    def _begin_to_gather(
-        self, kept: MemoryRound, order: wire.FetchRound, former: _Gathered | None, notes: list[str]
-    ) -> _Gathered:
-        """Make a new directory for readers. It has the metadata, and what the former one has. Raise OSError."""
-        new = _Gathered(self._root / "gathered" / f"{kept.name}-{next(self._numbers)}", order.attempt)
-        new.folder.mkdir(parents=True)
-        if former is not None:
-            for file in former.files - {METADATA_FILE}:
-                _link(former.folder / file, new.folder / file)
-            delete_unread([former.folder])
-        self._fill(new, kept, {METADATA_FILE}, order.peers, notes)
-        write = partial(write_atomically, new.folder / METADATA_FILE, sync=False)
-        manifest, _ = complete_manifest(new.folder, kept.name, kept.manifest, kept.metadata, kept.positions, write)
-        (new.folder / MANIFEST_FILE).write_bytes(manifest)
-        self._gathered[kept.name] = new
-        return new
+    def _gather(self, kept: MemoryRound, order: wire.FetchRound, notes: list[str]) -> Path:
+        new = _Gathered(self._root / "gathered" / f"{kept.name}-{next(self._numbers)}")
+        found = self._gathered.setdefault(kept.name, new)
+        folder = found.folder
+        if found.attempt != order.attempt:  # every byte is compared again
+            found.attempt, found.files = order.attempt, set()
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / METADATA_FILE).unlink(missing_ok=True)
+            self._fill(found, kept, {METADATA_FILE}, order.peers, notes)
+            write = partial(write_atomically, folder / METADATA_FILE, sync=False)
+            manifest, _ = complete_manifest(folder, kept.name, kept.manifest, kept.metadata, kept.positions, write)
+            (folder / MANIFEST_FILE).write_bytes(manifest)
+        self._fill(found, kept, {*order.files} - found.files, order.peers, notes)
+        return folder
 
     def _fill(
         self, found: _Gathered, kept: MemoryRound, wanted: Collection[str], peers: _Peers, notes: list[str]

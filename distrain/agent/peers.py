@@ -54,15 +54,9 @@ class FileServer:
         self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, name="distrain-files", daemon=True).start()
 
-    def close(self) -> None:
-        """Accept no more connections."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        self._socket.close()
-
     def _accept(self) -> None:
-        with contextlib.suppress(OSError, RuntimeError):  # it is closed, or there may be no more threads
-            while True:
+        while True:
+            with contextlib.suppress(OSError, RuntimeError):  # too many files are open, or there are too many threads
                 peer, _ = self._socket.accept()
                 threading.Thread(target=self._serve, args=(peer,), name="distrain-file", daemon=True).start()
 

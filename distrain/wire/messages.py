@@ -565,8 +565,7 @@ class FetchRound(ToMemory):
     """Provide ``files`` of a checkpoint in memory in a directory, after every byte was compared with its manifest.
 
     What this host lacks, or has with other bytes, it gets from the other copy. is_copy: instead, copy the parts whose
-    ``copy`` is this host. body: the checkpoint as in :class:`KeepRound`; empty if this host knows it by its ``name``.
-    peers: address and port of the hosts that may have what this one lacks.
+    ``copy`` is this host. peers: address and port of the hosts that may have what this one lacks.
 
     Coordinator -> agent; answered by :class:`RoundDone`.
     """
@@ -575,7 +574,6 @@ class FetchRound(ToMemory):
     name: str
     files: list[str] = field(default_factory=list)
     is_copy: bool = False
-    body: bytes = b""
     peers: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from distrain.storage.commit import CommittedCheckpoint
     from distrain.system.remote_path import RemotePath
 
-    Answer = Callable[[wire.RoundDone], None]
+    Answer = Callable[[str, str | None], None]
 
 _MANY_FAILURES = 3
 """Copies, or tries to store at the end, that fail in a row before the user is told: a lost helper costs one."""
@@ -118,8 +118,6 @@ class Rounds:
         """Called when all hosts have answered."""
         self._asking: dict[tuple[str, str], list[tuple[Set[str], Answer]]] = {}
         """By host and round: who waits for which files, in the order of the answers."""
-        self._notes: set[tuple[str, str]] = set()
-        """By round: what was said about damaged or lost files. All hosts say the same of a lost one."""
         self._storing: _Storing | None = None
         self._tries = 0
         self._failed_tries = 0
@@ -234,15 +232,16 @@ class Rounds:
     @hears(wire.MemoryServed)
     def on_served(self, host: str, answer: wire.MemoryServed) -> None:
         """Note where other hosts get the files of a host."""
+        is_last = self._unserved == {host}
         self._places[host] = self._plan.address_of(host, answer.address), answer.port
-        if not self._unserved:
+        if is_last:
             then, self._when_served = self._when_served, self.store_or_copy
             then()
 
     def _peers(self, parts: Iterable[MemoryPart]) -> dict[str, tuple[str, int]]:
         """Return where to get these parts."""
         hosts = {host for part in parts for host in (part.host, part.copy)}
-        return {host: self._places[host] for host in self._hosts if host in hosts & self._places.keys()}
+        return {host: place for host, place in self._places.items() if host in hosts}
 
     def short_of_memory(self, rank: int, why: str) -> None:
         """Note that the host of a rank has no room for a part: further checkpoints of the run go to storage."""
@@ -370,10 +369,10 @@ class Rounds:
         failures: dict[str, str] = {}
         waiting = set(hosts)
 
-        def answered(host: str, answer: wire.RoundDone) -> None:
+        def answered(host: str, _: str, failed: str | None) -> None:
             waiting.discard(host)
-            if answer.failed is not None:
-                failures[host] = answer.failed
+            if failed is not None:
+                failures[host] = failed
             if waiting or self._attempt != attempt or self._is_ending:
                 return
             if failures:
@@ -387,9 +386,10 @@ class Rounds:
 
         def gather() -> None:
             for host in hosts:
-                self._gather(host, name, self._first_files(host, self._kept[name]), partial(answered, host))
+                self.fetch(host, name, self._first_files(host, self._kept[name]), partial(answered, host))
 
-        self._tell_hosts(self._kept[name].round)
+        for kept in self._kept.values():
+            self._tell_hosts(kept.round)
         if self._unserved:
             self._when_served = gather
         else:
@@ -432,31 +432,26 @@ class Rounds:
                 needed.add(rank)
         return [file for rank in needed for file in files.get(rank, ())]
 
-    def fetch(self, host: str, path: str, files: Iterable[str] | None, then: Callable[[str, str | None], None]) -> None:
+    def fetch(self, host: str, name: str, files: Iterable[str] | None, then: Answer) -> None:
         """Call ``then`` with the directory in which a host has files of a round (None: all), and with why not."""
-        self._gather(host, path.rpartition("/")[2], files, lambda answer: then(answer.folder, answer.failed))
-
-    def _gather(self, host: str, name: str, files: Iterable[str] | None, then: Answer) -> None:
         kept = self._kept[name]
         known = kept.round.manifest["files"].keys()
         wanted = known if files is None else known & {*files}
         if host in kept.readers and wanted <= kept.readers[host][1]:
-            then(wire.RoundDone(attempt=self._attempt, name=name, folder=kept.readers[host][0]))
+            then(kept.readers[host][0], None)
             return
         self._asking.setdefault((host, name), []).append((wanted, then))
         order = wire.FetchRound(
             attempt=self._attempt,
             name=name,
             files=sorted(wanted),
-            body=kept.round.encoded(),
             peers=self._peers(kept.round.parts.values()),
         )
         self._send(host, order)
 
     def _on_gathered(self, host: str, answer: wire.RoundDone) -> None:
-        for note in [note for note in answer.notes if (answer.name, note) not in self._notes]:
-            self._notes.add((answer.name, note))
-            self._warn(f"{answer.name} in memory: {note}")
+        for note in answer.notes:
+            self._emit(ShowLine(f"{answer.name} in memory: {note}", once=True))
             self._emit(Record("memory_damage", {"name": answer.name, "host": host, "text": note}))
         if not (waiting := self._asking.get((host, answer.name))):
             return
@@ -468,7 +463,7 @@ class Rounds:
         elif (kept := self._kept.get(answer.name)) is not None:
             present = kept.readers[host][1] if host in kept.readers else frozenset()
             kept.readers[host] = answer.folder, present | wanted
-        then(answer)
+        then(answer.folder, answer.failed)
 
     # -- storage --------------------------------------------------------------------------------------------------
 

@@ -144,9 +144,9 @@ def facts_of(contents: dict[str, bytes]) -> dict[str, list[int]]:
     return {name: [len(body), zlib.crc32(body)] for name, body in contents.items()}
 
 
-def gather(host: Host, made: MemoryRound) -> wire.RoundDone:
-    files = list(made.manifest["files"])
-    order = wire.FetchRound(attempt=1, name=made.name, files=files, body=made.encoded(), peers=host.cluster.peers)
+def gather(host: Host, made: MemoryRound, files: list[str] | None = None, attempt: int = 1) -> wire.RoundDone:
+    files = list(made.manifest["files"]) if files is None else files
+    order = wire.FetchRound(attempt=attempt, name=made.name, files=files, peers=host.cluster.peers)
     return host.ask(order, wire.RoundDone)
 
 
@@ -233,6 +233,28 @@ def test_flipped_bytes_are_never_used_and_always_named(make_cluster: Any) -> Non
         assert "is used instead" in note
         home = Path(part.folder) if where == "own" else reader.root / "copies" / made.name / f"rank_{rank}"
         assert (home / name).read_bytes() == right  # repaired
+
+
+def test_only_files_that_are_asked_for_are_fetched(make_cluster: Any) -> None:
+    cluster = make_cluster(3)
+    made = cluster.commit(0, keep=[0])
+    reader = cluster.hosts["b"]
+    asked: list[str] = []
+    find = cluster.hosts["a"].keeper._server._find
+    cluster.hosts["a"].keeper._server._find = lambda **wanted: asked.append(wanted["file"]) or find(**wanted)
+    folder = Path(gather(reader, made, ["rank1/model.pt"]).folder)
+    assert not asked
+    for attempt, files, fetched in [(1, ["r0"], ["r0"]), (1, ["r0", "r1"], []), (2, ["r0"], []), (2, [], [])]:
+        asked.clear()
+        assert Path(gather(reader, made, files, attempt).folder) == folder
+        assert asked == fetched
+    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert present == {"rank1/model.pt", "r0", "r1", ".metadata.json", ".manifest.json"}
+    flip(folder / "r0", random.Random(0))
+    assert gather(reader, made, ["r0"], 2).failed is None
+    gather(reader, made, ["r0"], 3)
+    assert asked == ["r0"]
+    assert (folder / "r0").read_bytes() == b"x"
 
 
 def test_a_host_that_cannot_be_reached_is_named_with_its_address(make_cluster: Any) -> None:

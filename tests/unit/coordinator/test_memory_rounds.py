@@ -195,7 +195,8 @@ def test_a_restart_falls_back_to_the_round_before_and_then_to_storage(
     run.begin(1)
     run.gathered("no intact copy", on="b")
     order = run.only(wire.FetchRound)[-1][1]
-    assert MemoryRound.decoded(order.body).name == order.name == "checkpoint_000001"
+    assert order.name == "checkpoint_000001"
+    assert [MemoryRound.decoded(told.body).name for _, told in run.only(wire.KeepRound)[-2:]] == [order.name] * 2
     assert order.peers == {"a": ("127.0.0.1", 4711), "b": ("127.0.0.1", 4711)}
     assert not run.chosen
     run.gathered("no intact copy", on="a")
@@ -204,6 +205,44 @@ def test_a_restart_falls_back_to_the_round_before_and_then_to_storage(
     said = capsys.readouterr().err
     assert "checkpoint_000002 in memory cannot be used: no intact copy; checkpoint_000001 in memory is used" in said
     assert "checkpoint_000001 in memory cannot be used: no intact copy; checkpoint_000000 on storage is used" in said
+
+
+def test_hosts_first_get_what_restore_reads_and_more_when_a_rank_asks_for_it(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b", "c")
+    name = run.commit(1)
+    run.begin(1)
+    orders = [(host, order.files) for host, order in run.only(wire.FetchRound)[-3:]]
+    assert orders == [("a", ["file_0"]), ("b", ["file_1"]), ("c", ["file_2"])]
+    run.gathered()
+    found: list[Any] = []
+    asked_and_ordered: list[tuple[list[str] | None, list[str] | None]] = [
+        (["file_1"], None),
+        (["file_1", "other"], None),
+        (["file_1", "file_2"], ["file_1", "file_2"]),
+        (["file_2"], None),
+        (None, ["file_0", "file_1", "file_2"]),
+        ([], None),
+    ]
+    for asked, ordered in asked_and_ordered:
+        sent = len(run.sent)
+        run.memory.fetch("b", name, asked, lambda *answer: found.append(answer))
+        assert [order.files for _, order in run.sent[sent:]] == ([ordered] if ordered else [])
+        if ordered:
+            run.answer("b", wire.RoundDone(attempt=1, name=name, folder="/gathered"))
+        assert found.pop() == ("/gathered", None)
+    run.store.close()
+
+
+def test_hosts_that_could_not_get_files_get_all_before_the_next_start(two: Run) -> None:
+    name = two.commit(1)
+    two.begin(1)
+    two.gathered()
+    found: list[Any] = []
+    two.memory.fetch("b", name, None, lambda *answer: found.append(answer))
+    two.answer("b", wire.RoundDone(attempt=1, name=name, failed="timed out"))
+    assert found == [("", "timed out")]
+    two.begin(2)
+    assert [order.files for _, order in two.only(wire.FetchRound)[-2:]] == [["file_0", "file_1"]] * 2
 
 
 def test_a_lost_host_ends_the_waiting_for_it(two: Run) -> None:
