@@ -126,8 +126,6 @@ class MemoryKeeper:
 
     def _keep(self, order: wire.KeepRound) -> None:
         self._host, self._run = order.host, order.run
-        if order.token:
-            self._serve(order)
         if order.body:
             new = MemoryRound.decoded(order.body)
             self._rounds[new.name] = new
@@ -140,6 +138,8 @@ class MemoryKeeper:
             folder for folder in self._root.glob("gathered/*") if folder.name.rpartition("-")[0] not in order.keep
         ]
         self._cleaner.do(partial(delete_unread, unused))
+        if order.token:
+            self._serve(order)
 
     def _free(self, last: tuple[int, int]) -> None:
         """Free the parts up to an attempt and ordinal that belong to no checkpoint that is kept."""

@@ -532,8 +532,8 @@ class KeepRound(ToMemory):
     to which the agent stores the newest one if the coordinator is lost; empty if it must not. body: a new
     :class:`~distrain.storage.commit.MemoryRound`, encoded once for all hosts; empty if there is none.
 
-    token: what other hosts send to get files from this one, and it from them; empty if nothing is to be answered. peer:
-    the address of another host, if this host has to find out its own address.
+    token: what other hosts send to get files from this one, and it from them; empty if there are none. peer: the
+    address of another host, if this host has to find out its own address.
 
     Coordinator -> agent; with a token, answered by :class:`MemoryServed`.
     """
@@ -549,7 +549,7 @@ class KeepRound(ToMemory):
 
 @message
 class MemoryServed(OfAttempt):
-    """Other hosts get the files that this one has in memory at a TCP port; 0 if none could be opened.
+    """The agent knows what it keeps. Other hosts get it at a TCP port; 0 if none could be opened.
 
     address: the address by which ``peer`` can reach this host; empty if there was no peer, or it cannot.
 

@@ -114,7 +114,9 @@ class Rounds:
         """Copies in a row that have failed."""
         self._places: dict[str, tuple[str, int]] = {}
         """By host that has answered in this attempt: the address and port at which others get its files."""
-        self._when_served: Callable[[], None] = self.store_or_copy
+        self._untold = Counter[str]()
+        """By host, if there are several: how often it has not answered yet that it knows what it keeps."""
+        self._when_told: Callable[[], None] = self.store_or_copy
         """Called when all hosts have answered."""
         self._asking: dict[tuple[str, str], list[tuple[Set[str], Answer]]] = {}
         """By host and round: who waits for which files, in the order of the answers."""
@@ -218,24 +220,20 @@ class Rounds:
                 keep=known,
                 run=self.site.storage_of(host),
                 body=body,
-                token=self.site.token if host in self._unserved else "",
+                token=self.site.token if len(self._hosts) > 1 else "",
                 peer=self._plan.peer_of(host),
             )
             self._send(host, order)
+            self._untold += Counter([host] if order.token else ())
         self.ledger.forget_memory(known)
-
-    @property
-    def _unserved(self) -> set[str]:
-        """The hosts that have not said yet where others get their files."""
-        return {*self._hosts} - self._places.keys() if len(self._hosts) > 1 else set()
 
     @hears(wire.MemoryServed)
     def on_served(self, host: str, answer: wire.MemoryServed) -> None:
         """Note where other hosts get the files of a host."""
-        is_last = self._unserved == {host}
         self._places[host] = self._plan.address_of(host, answer.address), answer.port
-        if is_last:
-            then, self._when_served = self._when_served, self.store_or_copy
+        self._untold -= Counter([host])
+        if not self._untold:
+            then, self._when_told = self._when_told, self.store_or_copy
             then()
 
     def _peers(self, parts: Iterable[MemoryPart]) -> dict[str, tuple[str, int]]:
@@ -288,7 +286,7 @@ class Rounds:
                 self._store(saved)
         if newest is None or newest.round.index < self._copy_at or self._copying or newest.copies is not None:
             return
-        if self._unserved:
+        if self._untold:  # they would not hand out its files
             return
         self._copy_at = newest.round.index + (self.config.memory_every or 1)
         newest.copies = {}
@@ -332,6 +330,7 @@ class Rounds:
         if host in self._hosts:
             self._hosts.remove(host)
         self._places.pop(host, None)
+        self._untold.pop(host, None)
         if host in self._copying_hosts:
             self._end_copy(host)
         for key in [key for key in self._asking if key[0] == host]:
@@ -350,7 +349,8 @@ class Rounds:
         self._is_ending, self._lost = False, None
         self._plan = self.site.plan
         self._places.clear()
-        self._when_served = self.store_or_copy
+        self._untold.clear()
+        self._when_told = self.store_or_copy
         if self._copying_hosts:  # nobody hears the answers
             self._copying_hosts.clear()
             if self._copying in self._kept:
@@ -390,8 +390,8 @@ class Rounds:
 
         for kept in self._kept.values():
             self._tell_hosts(kept.round)
-        if self._unserved:
-            self._when_served = gather
+        if self._untold:
+            self._when_told = gather
         else:
             gather()
         return True
