@@ -11,8 +11,9 @@ import contextlib
 import hmac
 import os
 import socket
-import struct
+import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import DistrainError
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 SILENCE_S = 15.0
 """Seconds without a byte after which the other end counts as gone: as the coordinator waits for a host."""
+_TIMEVAL = int(SILENCE_S).to_bytes(8, sys.byteorder) + bytes(8)
+"""The same for the kernel: seconds and microseconds."""
+
+_PAUSE_S = 0.5
 
 
 def listen() -> socket.socket:
@@ -42,7 +47,7 @@ def limit_silence(connection: socket.socket) -> None:
     """Let reads and writes fail after a while in which the other end does nothing."""
     connection.settimeout(None)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(SILENCE_S), 0))
+        connection.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL)
 
 
 class FileServer:
@@ -56,9 +61,11 @@ class FileServer:
 
     def _accept(self) -> None:
         while True:
-            with contextlib.suppress(OSError, RuntimeError):  # too many files are open, or there are too many threads
+            try:
                 peer, _ = self._socket.accept()
                 threading.Thread(target=self._serve, args=(peer,), name="distrain-file", daemon=True).start()
+            except (OSError, RuntimeError):  # too many files are open, or there are too many threads
+                time.sleep(_PAUSE_S)
 
     def _serve(self, peer: socket.socket) -> None:
         with peer, contextlib.suppress(OSError, DistrainError):
@@ -85,11 +92,13 @@ def fetch(address: str, port: int, token: str, wanted: dict[str, Any], folder: s
     """
     with connect(address, port) as peer:
         limit_silence(peer)
-        fd = peer.fileno()
-        stream.write_all(fd, token.encode())
-        stream.send_header(fd, wanted)
-        reader = stream.Reader(fd)
-        found = reader.header()["size"]
-        if found != size:
-            return found, 0
-        return found, stream.receive_contents(reader, folder, {"file": size})["crcs"][0]
+        fd, reader = peer.fileno(), stream.Reader(peer.fileno())
+        try:
+            stream.write_all(fd, token.encode())
+            stream.send_header(fd, wanted)
+            found = reader.header()["size"]
+            return found, stream.receive_contents(reader, folder, {"file": size})["crcs"][0] if found == size else 0
+        except stream.StreamEndedError as error:
+            raise OSError(f"the connection has ended, or nothing came for {SILENCE_S:g} s") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise OSError("another program answers there") from error

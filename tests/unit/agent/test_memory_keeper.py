@@ -269,6 +269,39 @@ def test_a_host_that_cannot_be_reached_is_named_with_its_address(make_cluster: A
     assert failed == f"rank1/model.pt cannot be read on {where} ([Errno 111] Connection refused)"
 
 
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (b"", "the connection has ended, or nothing came for 15 s"),
+        (b"HTTP/1.1 400 Bad Request", "the connection has ended, or nothing came for 15 s"),
+        (b"\0\0\0\4nope", "another program answers there"),
+        (b"\0\0\0\2[]", "another program answers there"),
+        (b"\0\0\0\2{}", "another program answers there"),
+        (b'\0\0\0\x0d{"size":1000}' + bytes(10), "the connection has ended, or nothing came for 15 s"),
+    ],
+)
+def test_another_program_at_the_port_is_told_from_a_host(make_cluster: Any, said: bytes, problem: str) -> None:
+    cluster = make_cluster(2)
+    made = cluster.commit(0, keep=[0])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            peer, _ = server.accept()
+            peer.sendall(said)
+            peer.shutdown(socket.SHUT_WR)
+            while peer.recv(1 << 16):
+                pass
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        cluster.peers["b"] = server.getsockname()
+        order = wire.FetchRound(attempt=0, name=made.name, is_copy=True, peers=cluster.peers)
+        failed = cluster.hosts["a"].ask(order, wire.RoundDone).failed
+        thread.join()
+    assert failed is not None
+    assert failed.endswith(f"({problem})")
+
+
 def answer_of(port: int, sent: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", port), timeout=10) as peer:
         peer.sendall(sent)
