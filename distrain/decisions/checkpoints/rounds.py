@@ -213,18 +213,11 @@ class Rounds:
     def _tell_hosts(self, new: MemoryRound | None = None) -> None:
         """Tell the hosts what they keep, and forget what they no longer do."""
         known, body = list(self._kept), new.encoded() if new else b""
+        token = self.site.token if len(self._hosts) > 1 else ""
+        order = partial(wire.KeepRound, attempt=self._attempt, keep=known, body=body, token=token)
         for host in self._hosts:
-            order = wire.KeepRound(
-                attempt=self._attempt,
-                host=host,
-                keep=known,
-                run=self.site.storage_of(host),
-                body=body,
-                token=self.site.token if len(self._hosts) > 1 else "",
-                peer=self._plan.peer_of(host),
-            )
-            self._send(host, order)
-            self._untold += Counter([host] if order.token else ())
+            self._send(host, order(host=host, run=self.site.storage_of(host), peer=self._plan.peer_of(host)))
+        self._untold.update(self._hosts if token else ())
         self.ledger.forget_memory(known)
 
     @hears(wire.MemoryServed)
@@ -385,8 +378,11 @@ class Rounds:
                 then()
 
         def gather() -> None:
+            if name not in self._kept:  # it was dropped meanwhile
+                try_again()
+                return
             for host in hosts:
-                self.fetch(host, name, self._first_files(host, self._kept[name]), partial(answered, host))
+                self._gather(host, name, self._first_files(host, self._kept[name]), partial(answered, host))
 
         for kept in self._kept.values():
             self._tell_hosts(kept.round)
@@ -420,9 +416,9 @@ class Rounds:
         """Return the files that a host gets before its ranks start; None: all. It gets others when a rank reads them.
 
         They are what ``restore()`` reads: those of its ranks, or of the lowest rank if one of them has none. So each
-        file is found to be intact on some host. Copies are compared, too. If some have failed, others may fail later.
+        file is found to be intact on some host. Copies are compared, too. None also if hosts could not copy last time.
         """
-        if self._failed_copies:
+        if self._failed_copies >= _MANY_FAILURES:
             return None
         files, plan = kept.round.files, self._plan
         lowest = next((rank for rank in sorted(files) if files[rank]), 0)
@@ -433,7 +429,16 @@ class Rounds:
         return [file for rank in needed for file in files.get(rank, ())]
 
     def fetch(self, host: str, name: str, files: Iterable[str] | None, then: Answer) -> None:
-        """Call ``then`` with the directory in which a host has files of a round (None: all), and with why not."""
+        """Call ``then`` with the directory in which a host has files of a round (None: all), or with why not."""
+
+        def answered(folder: str, failed: str | None) -> None:
+            if failed is not None:  # the next start finds out whether the round can be used
+                self._failed_copies = max(self._failed_copies, _MANY_FAILURES)
+            then(folder, failed)
+
+        self._gather(host, name, files, answered)
+
+    def _gather(self, host: str, name: str, files: Iterable[str] | None, then: Answer) -> None:
         kept = self._kept[name]
         known = kept.round.manifest["files"].keys()
         wanted = known if files is None else known & {*files}
@@ -441,13 +446,8 @@ class Rounds:
             then(kept.readers[host][0], None)
             return
         self._asking.setdefault((host, name), []).append((wanted, then))
-        order = wire.FetchRound(
-            attempt=self._attempt,
-            name=name,
-            files=sorted(wanted),
-            peers=self._peers(kept.round.parts.values()),
-        )
-        self._send(host, order)
+        peers = self._peers(kept.round.parts.values())
+        self._send(host, wire.FetchRound(attempt=self._attempt, name=name, files=sorted(wanted), peers=peers))
 
     def _on_gathered(self, host: str, answer: wire.RoundDone) -> None:
         for note in answer.notes:
@@ -458,9 +458,7 @@ class Rounds:
         wanted, then = waiting.pop(0)
         if not waiting:
             del self._asking[host, answer.name]
-        if answer.failed is not None:
-            self._failed_copies = self._failed_copies or 1
-        elif (kept := self._kept.get(answer.name)) is not None:
+        if answer.failed is None and (kept := self._kept.get(answer.name)) is not None:
             present = kept.readers[host][1] if host in kept.readers else frozenset()
             kept.readers[host] = answer.folder, present | wanted
         then(answer.folder, answer.failed)

@@ -287,10 +287,11 @@ def test_another_program_at_the_port_is_told_from_a_host(make_cluster: Any, said
 
         def answer() -> None:
             peer, _ = server.accept()
-            peer.sendall(said)
-            peer.shutdown(socket.SHUT_WR)
-            while peer.recv(1 << 16):
-                pass
+            with peer:
+                peer.sendall(said)
+                peer.shutdown(socket.SHUT_WR)
+                while peer.recv(1 << 16):
+                    pass
 
         thread = threading.Thread(target=answer)
         thread.start()
