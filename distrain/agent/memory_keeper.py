@@ -5,7 +5,7 @@ The directory is :func:`~distrain.system.scratch.memory_directory`. It holds::
     rank_3/2-17/                     a part: what rank 3 has written for its checkpoint 17 in attempt 2
     rank_3/free-4/                   a part that nobody needs: the rank overwrites it, and so reuses its pages
     copies/checkpoint_000123/rank_5/ a copy of a part of another host
-    gathered/checkpoint_000123-1/    a complete checkpoint, for readers
+    gathered/checkpoint_000123-1/    a checkpoint for readers: the files that they have asked for
 
 The files in ``gathered`` are hard links to those of the parts, and a rank never overwrites a file with two links: a
 reader sees no byte change. A damaged file is deleted as soon as it is found, and replaced by the other copy.
@@ -16,40 +16,50 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import tempfile
 import threading
 import time
-import zlib
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distrain import wire
+from distrain.agent.peers import FileServer, fetch
+from distrain.hosts.network import address_toward
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, delete_unread
 from distrain.storage.commit import MemoryRound
 from distrain.storage.file_transfer import hash_files
 from distrain.storage.files import write_atomically
 from distrain.storage.lone_store import described, is_newer, store_alone
-from distrain.storage.records import complete_manifest, damage_of
+from distrain.storage.records import complete_manifest
 from distrain.system import scratch
 from distrain.system.background import Background
 from distrain.system.log import warn
 from distrain.system.text import count
+from distrain.transfer.stream import checked_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from distrain.system.loop import Loop
 
-_CHUNK_BYTES = 1 << 20
-"""Bytes that are asked of another host at once: control messages wait for no more."""
+    _Peers = Mapping[str, tuple[str, int]]
+
 _MOST_FREE = 2
 """Free directories of a rank: one for its next part, one for when a checkpoint was copied or stored."""
 _STORING_S = 60.0
 """Seconds for storing a checkpoint without a coordinator."""
 _BEAT_S = 0.5
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """A checkpoint for readers. files: those that were compared in the latest attempt that has read it."""
+
+    folder: Path
+    attempt: int = -1
+    files: set[str] = field(default_factory=set)
 
 
 class MemoryKeeper:
@@ -69,11 +79,11 @@ class MemoryKeeper:
         self._rounds: dict[str, MemoryRound] = {}
         """Those that are kept, by name."""
         self._hashing: list[Path] = []
-        self._asked: dict[int, SimpleQueue[wire.PartRead]] = {}
-        """By number: who waits for bytes of another host."""
-        self._has_ended = False
-        self._gathered: dict[str, Path] = {}
-        """By name: the directory for readers."""
+        self._token = ""
+        self._server: FileServer | None = None
+        """Once there may be other hosts."""
+        self._gathered: dict[str, _Gathered] = {}
+        """By name."""
         self._numbers = itertools.count()
         self._storing: threading.Thread | None = None
         self._may_store = threading.Event()
@@ -85,16 +95,8 @@ class MemoryKeeper:
                 self._hash(message)
             case wire.KeepRound():
                 self._keep(message)
-            case wire.CopyRound(attempt=attempt, name=name):
-                self._copy(attempt, name)
-            case wire.GatherRound():
-                self._host = message.host
-                self._gather(MemoryRound.decoded(message.body), message.attempt)
-            case wire.ReadPart():
-                self._send(self._read(message))
-            case wire.PartRead(number=number):
-                if (answers := self._asked.pop(number, None)) is not None:
-                    answers.put(message)
+            case wire.FetchRound():
+                self._fetch(message)
 
     # -- the parts of this host -----------------------------------------------------------------------------------
 
@@ -128,13 +130,15 @@ class MemoryKeeper:
             self._rounds[new.name] = new
         parts = [Path(part.folder) for kept in self._rounds.values() for part in kept.parts.values()]
         self._rounds = {name: kept for name, kept in self._rounds.items() if name in order.keep}
-        self._gathered = {name: folder for name, folder in self._gathered.items() if name in order.keep}
+        self._gathered = {name: found for name, found in self._gathered.items() if name in order.keep}
         self._free(max(map(_order, parts), default=(0, 0)))
         unused = [folder for folder in self._root.glob("copies/*") if folder.name not in order.keep]
         unused += [
             folder for folder in self._root.glob("gathered/*") if folder.name.rpartition("-")[0] not in order.keep
         ]
         self._cleaner.do(partial(delete_unread, unused))
+        if order.token:
+            self._serve(order)
 
     def _free(self, last: tuple[int, int]) -> None:
         """Free the parts up to an attempt and ordinal that belong to no checkpoint that is kept."""
@@ -155,9 +159,6 @@ class MemoryKeeper:
         """Delete all that the run had in memory, and answer nothing more."""
         for thread in (self._hasher, self._cleaner, self._copier, self._gatherer):
             thread.close()
-        self._has_ended = True
-        for number, answers in list(self._asked.items()):
-            answers.put(wire.PartRead(reader=self._host, number=number, failed="the run has ended"))
         scratch.clear(str(self._root))
 
     # -- the parts of other hosts ---------------------------------------------------------------------------------
@@ -169,99 +170,109 @@ class MemoryKeeper:
             return Path(part.folder)
         return self._root / "copies" / kept.name / f"rank_{rank}" if part.copy == self._host else None
 
-    def _read(self, asked: wire.ReadPart) -> wire.PartRead:
-        """Read for another host. That is memory, so no thread is needed."""
-        kept = self._rounds.get(asked.name)
-        home = None if kept is None else self._home(kept, asked.rank)
-        answer = partial(wire.PartRead, reader=asked.reader, number=asked.number)
-        if home is None:
-            return answer(failed="it is not kept there")
+    def _serve(self, order: wire.KeepRound) -> None:
+        """Let other hosts get the files that this one keeps, and tell where."""
+        address = ""
         try:
-            with open(home / asked.file, "rb", buffering=0) as file:
-                return answer(body=os.pread(file.fileno(), asked.size, asked.offset))
+            self._server = self._server or FileServer(order.token, self._find)
+            address = address_toward(order.peer) if order.peer else ""
         except OSError as error:
-            return answer(failed=error.strerror)
+            self._send(wire.Notice(text=f"other hosts cannot get copies of checkpoints in memory from here: {error}"))
+        self._token, port = order.token, self._server.port if self._server else 0
+        self._send(wire.MemoryServed(attempt=order.attempt, port=port, address=address))
 
-    def _pull(self, name: str, rank: int, file: str, expected: tuple[int, int], host: str, target: Path) -> None:
+    def _find(self, name: str, rank: int, file: str) -> Path:
+        """Return the path of a file that another host wants, in a thread. Raise OSError unless it is kept here."""
+        kept = self._rounds.get(name)
+        home = None if kept is None or rank not in kept.parts else self._home(kept, rank)
+        if kept is None or home is None or checked_name(file) not in kept.files[rank]:
+            raise OSError("it is not kept there")
+        return home / file
+
+    def _pull(self, kept: MemoryRound, rank: int, file: str, host: str, peers: _Peers, target: Path) -> None:
         """Get a file of a part from another host, in a thread, and compare its bytes. Raise OSError."""
-        crc, offset = 0, 0
+        expected = kept.files[rank][file]
         folder = self._root / "incoming"
         folder.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as place, open(os.path.join(place, "file"), "wb") as incoming:
-            while offset < expected[0]:
-                size = min(_CHUNK_BYTES, expected[0] - offset)
-                data = self._ask(name=name, rank=rank, file=file, offset=offset, size=size, host=host)
-                incoming.write(data)
-                crc, offset = zlib.crc32(data, crc), offset + len(data)
-            incoming.flush()
-            if crc != expected[1]:
-                raise OSError(_difference(file, host, (offset, crc), expected))
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            if host not in peers:
+                raise OSError(f"{file} cannot be read on host {host} (host {host} is lost)")
+            address, port = peers[host]
+            wanted = {"name": kept.name, "rank": rank, "file": file}
+            try:
+                found = fetch(address, port, self._token, wanted, os.path.join(place, "file"), expected[0])
+            except OSError as error:
+                where = f"host {host}, at {address}, port {port}, for host {self._host}"
+                raise OSError(f"{file} cannot be read on {where} ({error})") from error
+            if found != expected:
+                raise OSError(_difference(file, host, found, expected))
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(incoming.name, target)
+            os.replace(os.path.join(place, "file"), target)
 
-    def _ask(self, **fields: Any) -> bytes:
-        """Return the bytes, in a thread. The coordinator answers for a host that is lost. Raise OSError."""
-        request = wire.ReadPart(reader=self._host, number=next(self._numbers), **fields)
-        answers = self._asked[request.number] = SimpleQueue[wire.PartRead]()
-        self._copier.report(lambda: self._send(request))
-        if self._has_ended:
-            raise OSError("the run has ended")
-        answer = answers.get()
-        if answer.failed is not None or not answer.body:
-            raise OSError(f"{request.file} cannot be read on host {request.host} ({answer.failed or 'it is shorter'})")
-        return answer.body
+    def _fetch(self, order: wire.FetchRound) -> None:
+        notes: list[str] = []
+        answer = partial(wire.RoundDone, attempt=order.attempt, name=order.name, is_copy=order.is_copy, notes=notes)
 
-    def _copy(self, attempt: int, name: str) -> None:
-        folder = self._root / "copies" / name
-        answer = partial(wire.RoundDone, attempt=attempt, name=name, is_copy=True)
-
-        def copy() -> wire.RoundDone:
-            kept = self._rounds.get(name)
+        def fetch() -> wire.RoundDone:
+            kept = self._rounds.get(order.name)
             if kept is None:
                 raise OSError(f"host {self._host} does not know it")
-            for rank, part in kept.parts.items():
-                if part.copy == self._host:
-                    home = folder / f"rank_{rank}"
-                    home.mkdir(parents=True, exist_ok=True)
-                    for file, expected in kept.files[rank].items():
-                        self._pull(name, rank, file, expected, part.host, home / file)
-            return answer(folder=str(folder))
+            return answer(folder=str(self._copy(kept, order) if order.is_copy else self._gather(kept, order, notes)))
 
-        self._copier.do(copy, self._send, lambda error: self._send(answer(failed=str(error))))
+        thread = self._copier if order.is_copy else self._gatherer
+        thread.do(fetch, self._send, lambda error: self._send(answer(failed=str(error))))
 
-    # -- complete checkpoints for readers -------------------------------------------------------------------------
+    def _copy(self, kept: MemoryRound, order: wire.FetchRound) -> Path:
+        folder = self._root / "copies" / kept.name
+        for rank, part in kept.parts.items():
+            if part.copy == self._host:
+                home = folder / f"rank_{rank}"
+                home.mkdir(parents=True, exist_ok=True)
+                for file in kept.files[rank]:
+                    self._pull(kept, rank, file, part.host, order.peers, home / file)
+        return folder
 
-    def _gather(self, kept: MemoryRound, attempt: int) -> None:
-        notes: list[str] = []
-        answer = partial(wire.RoundDone, attempt=attempt, name=kept.name, notes=notes)
-        self._rounds[kept.name] = kept
+    # -- checkpoints for readers ----------------------------------------------------------------------------------
 
-        def gather() -> wire.RoundDone:
-            folder = self._gathered.get(kept.name)
-            if folder is None or damage_of(folder):
-                folder = self._root / "gathered" / f"{kept.name}-{next(self._numbers)}"
-                self._fill(folder, kept, notes)
-                self._gathered[kept.name] = folder
-            return answer(folder=str(folder))
-
-        self._gatherer.do(gather, self._send, lambda error: self._send(answer(failed=str(error))))
-
-    def _fill(self, folder: Path, kept: MemoryRound, notes: list[str]) -> None:
-        folder.mkdir(parents=True)
-        try:
-            for rank in kept.parts:
-                self._fill_part(folder, kept, rank, notes)
+    def _gather(self, kept: MemoryRound, order: wire.FetchRound, notes: list[str]) -> Path:
+        new = _Gathered(self._root / "gathered" / f"{kept.name}-{next(self._numbers)}")
+        found = self._gathered.setdefault(kept.name, new)
+        folder = found.folder
+        if found.attempt != order.attempt:  # every byte is compared again
+            found.attempt, found.files = order.attempt, set()
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / METADATA_FILE).unlink(missing_ok=True)
+            self._fill(found, kept, {METADATA_FILE}, order.peers, notes)
             write = partial(write_atomically, folder / METADATA_FILE, sync=False)
             manifest, _ = complete_manifest(folder, kept.name, kept.manifest, kept.metadata, kept.positions, write)
             (folder / MANIFEST_FILE).write_bytes(manifest)
-        except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+        self._fill(found, kept, {*order.files} - found.files, order.peers, notes)
+        return folder
 
-    def _fill_part(self, folder: Path, kept: MemoryRound, rank: int, notes: list[str]) -> None:
-        """Link the files of a part, verify them, and replace those that are damaged. Raise OSError without a copy."""
-        part, home, files = kept.parts[rank], self._home(kept, rank), kept.files[rank]
-        linked = [file for file in files if home is not None and _link(home / file, folder / file)]
+    def _fill(
+        self, found: _Gathered, kept: MemoryRound, wanted: Collection[str], peers: _Peers, notes: list[str]
+    ) -> None:
+        """Add files to a directory for readers. Raise OSError if there is no intact copy of one."""
+        for rank in kept.parts:
+            if files := {file: fact for file, fact in kept.files[rank].items() if file in wanted}:
+                self._fill_part(found.folder, kept, rank, files, peers, notes)
+                found.files |= files.keys()
+
+    def _fill_part(
+        self,
+        folder: Path,
+        kept: MemoryRound,
+        rank: int,
+        files: Mapping[str, tuple[int, int]],
+        peers: _Peers,
+        notes: list[str],
+    ) -> None:
+        """Link files of a part, verify them, and replace those that are damaged. Raise OSError without a copy."""
+        part, home = kept.parts[rank], self._home(kept, rank)
+        if home is not None:
+            for file in files:
+                _link(home / file, folder / file)
+        linked = [file for file in files if (folder / file).exists()]
         found = {file: (size, crc) for file, size, crc in hash_files(folder, linked)}
         hosts = [host for host in (part.host, part.copy) if host not in ("", self._host)]
         missing = [file for file in files if file not in found and part.host == self._host]
@@ -275,7 +286,7 @@ class MemoryKeeper:
                 problems.append(f"host {self._host} lacks {file} and {count(len(missing) - 1, 'other file')}")
             for source in list(hosts):
                 try:
-                    self._pull(kept.name, rank, file, files[file], source, folder / file)
+                    self._pull(kept, rank, file, source, peers, folder / file)
                     break
                 except OSError as error:
                     problems.append(str(error))
@@ -337,11 +348,8 @@ def _difference(file: str, host: str, found: Sequence[int], expected: Sequence[i
     return f"{file} on host {host} has the checksum {crc:08x} instead of {right_crc:08x}"
 
 
-def _link(source: Path, target: Path) -> bool:
-    """Make a hard link, and its directory. Return False if there is no such file."""
-    try:
+def _link(source: Path, target: Path) -> None:
+    """Make a hard link, and its directory, unless there is no such file, or the target exists."""
+    with contextlib.suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
         os.link(source, target)
-    except OSError:
-        return False
-    return True

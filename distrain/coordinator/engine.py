@@ -7,6 +7,7 @@ to whichever part carries them out.
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -115,6 +116,7 @@ class Engine:
             metadata=store.metadata,
             new_name=store.new_name,
             wall_time=time.time,
+            token=secrets.token_hex(32),
             lacks_storage=self.host_files.lacks_storage,
             is_training=self._is_training,
             is_idle=self._storage_is_idle,

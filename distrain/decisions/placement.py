@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from distrain.hosts.host import HostInfo
     from distrain.hosts.world import WorkerFacts
 
-_LOOPBACK = "127.0.0.1"
 _LOOPBACK_INTERFACE = "lo"
 
 
@@ -254,8 +253,7 @@ def rendezvous_address(plan: WorldPlan, *, wanted: str | None = None, found: str
     Raises LaunchError if other hosts cannot reach rank 0's host at any known address.
     """
     host, *others = plan.hosts
-    known = _LOOPBACK if plan.shares_network else plan.address_of(host) or found
-    address = wanted or known
+    address = wanted or plan.address_of(host, found)
     if plan.shares_network or (address and not _is_loopback(address)):
         return address
     what = f"{address} means another machine on each host" if address else f"the address of {host} is not known"

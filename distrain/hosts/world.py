@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+_LOOPBACK = "127.0.0.1"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
     """The placement of one rank: its host, and which of the host's visible GPUs it owns.
@@ -64,13 +67,16 @@ class WorldPlan:
         """Return the ranks on a host."""
         return self._by_host.get(host, ())
 
-    def address_of(self, host: str) -> str:
-        """Return the address at which other hosts reach this one; empty if it is not known."""
-        return self.addresses[self._by_host[host][0].node_rank]
+    def address_of(self, host: str, found: str = "") -> str:
+        """Return the address at which other hosts reach this one; empty if it is not known.
+
+        found: the address that the host has found by itself.
+        """
+        return _LOOPBACK if self.shares_network else self.addresses[self._by_host[host][0].node_rank] or found
 
     def peer_of(self, host: str) -> str:
         """Return the address of another host, for a host that must find out its own address; else an empty string."""
-        return "" if self.shares_network or self.address_of(host) else next(filter(None, self.addresses), "")
+        return "" if self.address_of(host) else next(filter(None, self.addresses), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -80,7 +80,7 @@ class Checkpoint:
         made = tempfile.mkdtemp(prefix=_PREFIX, dir=scratch_directory()) if path is None else path
         target = Path(made).expanduser()
         target.mkdir(parents=True, exist_ok=True)
-        match self._place:
+        match self._find(()):
             case None:
                 self._write_dict(target)
             case RemotePath() as remote:
@@ -109,10 +109,13 @@ class Checkpoint:
                 yield str(folder)
 
     @contextlib.contextmanager
-    def _locked_folder(self) -> Iterator[Path]:
-        """Yield a local directory, locked for reading. A copy that was deleted before it was locked is made again."""
+    def _locked_folder(self, files: Collection[str] | None = None) -> Iterator[Path]:
+        """Yield a local directory, locked for reading. A copy that was deleted before it was locked is made again.
+
+        files: those that are read; None: all.
+        """
         while True:
-            folder = self._place  # may change: what was in memory may be in remote storage now
+            folder = self._find(files)  # may change: what was in memory may be in remote storage now
             with contextlib.ExitStack() as stack:
                 if isinstance(folder, RemotePath):
                     folder = stack.enter_context(self._shared_download(folder))
@@ -173,25 +176,24 @@ class Checkpoint:
         if self._location is None:
             return True
         try:
-            place = self._place
+            place = self._find(())
             return place.is_dir() if isinstance(place, Path) else place is not None and place.exists()
         except OSError as error:
             raise self._unreadable(error) from error
         except CheckpointError:  # the coordinator does not have it either
             return False
 
-    @property
-    def _place(self) -> Path | RemotePath | None:
-        """The place of the files for this process: a copy, if they are in memory, or its host does not see them.
+    def _find(self, files: Collection[str] | None) -> Path | RemotePath | None:
+        """Return the place of the files for this process: a copy, if they are in memory, or its host does not see them.
 
-        Raises CheckpointError.
+        files: those that are read; None: all. The place may lack others. Raises CheckpointError.
         """
         place = self._location
         if _fetch is None or place is None:
             return place
         is_of_run = str(place.parent) == _run
         if (_lacks_storage and is_of_run) or ((_lacks_storage or is_of_run) and not _is_there(place)):
-            found = _fetch(self.path)
+            found = _fetch(self.path, files)
             if found == self.path:
                 return place
             folder, _, name = found.rpartition("/")
@@ -200,7 +202,7 @@ class Checkpoint:
 
     def _check_exists(self) -> None:
         if not self.exists():
-            _ = self._place  # raises what the coordinator says
+            self._find(())  # raises what the coordinator says
             raise CheckpointError(absence_of(self.path, " (was it deleted by num_to_keep?)"))
 
     @property
@@ -262,7 +264,7 @@ class Checkpoint:
         with contextlib.ExitStack() as stack:
 
             def open_tensors() -> BinaryIO:
-                folder = stack.enter_context(self.as_directory())
+                folder = stack.enter_context(self._locked_folder([f"{name}.bin"]))
                 return stack.enter_context(Path(folder, f"{name}.bin").open("rb"))
 
             data: dict[str, Any] = load(body, open_tensors)
@@ -271,7 +273,7 @@ class Checkpoint:
     def _read_file(self, name: str) -> bytes | None:
         """Return the content of one of the files, or None if it does not exist."""
         self._check_exists()
-        place = self._place
+        place = self._find([name])
         assert place is not None
         try:
             return (place / name).read_bytes()
@@ -346,7 +348,7 @@ class Checkpoint:
             self._metadata = dict(metadata)
             return
         self._check_exists()
-        if self._place != self._location:
+        if self._find(()) != self._location:
             raise CheckpointError(f"{self.path} is on another machine: call set_metadata() there, in the worker")
         with contextlib.suppress(CheckpointError):  # metadata that are damaged are replaced
             text = json.dumps({**self._positions(), **metadata})
@@ -403,13 +405,14 @@ class Checkpoint:
 
 # -- checkpoints on another machine ----------------------------------------------------------------------------------
 
-_fetch: Callable[[str], str] | None = None
+_Fetch = Callable[[str, Collection[str] | None], str]
+_fetch: _Fetch | None = None
 _run = ""
 _lacks_storage = False
 
 
-def fetch_with(function: Callable[[str], str], run: str, *, lacks_storage: bool) -> None:
-    """Read checkpoints that this host does not have through a function that fetches one and returns where it is.
+def fetch_with(function: _Fetch, run: str, *, lacks_storage: bool) -> None:
+    """Read checkpoints that this host does not have through a function that fetches files and returns where they are.
 
     run: the run directory. A checkpoint of it that does not exist may be in the memory of the hosts. lacks_storage: the
     directory is on another machine. What this host has at that path is something else.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 29
+WIRE_VERSION = 30
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -524,43 +524,54 @@ class KeepRound(ToMemory):
     to which the agent stores the newest one if the coordinator is lost; empty if it must not. body: a new
     :class:`~distrain.storage.commit.MemoryRound`, encoded once for all hosts; empty if there is none.
 
-    Coordinator -> agent.
+    token: what other hosts send to get files from this one, and it from them; empty if there are none. peer: the
+    address of another host, if this host has to find out its own address.
+
+    Coordinator -> agent; with a token, answered by :class:`MemoryServed`.
     """
 
+    attempt: int
     host: str
     keep: list[str]
     run: str = ""
+    token: str = ""
+    peer: str = ""
     body: bytes = b""
 
 
 @message
-class CopyRound(ToMemory):
-    """Copy the parts of a checkpoint in memory whose ``copy`` is this host, and verify them.
+class MemoryServed(OfAttempt):
+    """The agent knows what it keeps. Other hosts get it at a TCP port; 0 if none could be opened.
+
+    address: the address by which ``peer`` can reach this host; empty if there was no peer, or it cannot.
+
+    Agent -> coordinator.
+    """
+
+    port: int
+    address: str = ""
+
+
+@message
+class FetchRound(ToMemory):
+    """Provide ``files`` of a checkpoint in memory in a directory, after every byte was compared with its manifest.
+
+    What this host lacks, or has with other bytes, it gets from the other copy. is_copy: instead, copy the parts whose
+    ``copy`` is this host. peers: address and port of the hosts that may have what this one lacks.
 
     Coordinator -> agent; answered by :class:`RoundDone`.
     """
 
     attempt: int
     name: str
-
-
-@message
-class GatherRound(ToMemory):
-    """Provide a checkpoint in memory as a complete directory, after every byte was compared with its manifest.
-
-    host, body: as in :class:`KeepRound`. What this host lacks, or has with other bytes, it reads from the other copy.
-
-    Coordinator -> agent; answered by :class:`RoundDone`.
-    """
-
-    attempt: int
-    host: str
-    body: bytes
+    files: list[str] = field(default_factory=list)
+    is_copy: bool = False
+    peers: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 
 @message
 class RoundDone(OfAttempt):
-    """A checkpoint in memory is complete in ``folder``, or (``failed``) no intact copy of a part was found.
+    """The files of a checkpoint in memory are in ``folder``, or (``failed``) no intact copy of one was found.
 
     is_copy: instead, the parts whose copy is on this host are: ``folder`` has a directory ``rank_3`` for each. notes: a
     sentence for each copy that was damaged or missing, and what was used instead.
@@ -572,40 +583,6 @@ class RoundDone(OfAttempt):
     folder: str = ""
     is_copy: bool = False
     notes: list[str] = field(default_factory=list)
-    failed: str | None = None
-
-
-@message
-class ReadPart(ToMemory):
-    """Read ``size`` bytes of a file of a rank's part, which ``host`` keeps in memory, for the host ``reader``.
-
-    number: of this request among those of ``reader``.
-
-    Agent -> coordinator -> another agent; answered by :class:`PartRead`.
-    """
-
-    name: str
-    rank: int
-    file: str
-    offset: int
-    size: int
-    host: str
-    reader: str
-    number: int
-
-
-@message
-class PartRead(ToMemory):
-    """Bytes of a file of a part, fewer at its end; or (``failed``) why they cannot be read.
-
-    reader, number: as in :class:`ReadPart`.
-
-    Agent -> coordinator -> the agent that has asked.
-    """
-
-    reader: str
-    number: int
-    body: bytes = b""
     failed: str | None = None
 
 
@@ -1085,12 +1062,15 @@ class Answer(ToWorker):
 
 @message
 class FetchCheckpoint(Question):
-    """The worker waits for the files of a checkpoint that its host does not see.
+    """The worker waits for files of a checkpoint that its host does not see.
+
+    files: those that it reads, if the checkpoint is in memory. None: all.
 
     Worker -> coordinator; answered by their directory on the worker's host.
     """
 
     path: str
+    files: list[str] | None = None
 
 
 @message

@@ -45,7 +45,7 @@ from distrain.worker.reporting.memory_part import MemoryParts, Part, is_short
 from distrain.worker.reporting.metrics import encode_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from distrain.data.iterator import DataIterator
     from distrain.data.positions import DataLoop
@@ -611,16 +611,16 @@ class Session:
         self._ask(wire.AskCheckpointList, synced=True)
         self._reports_settled = self._reports
 
-    def fetch_checkpoint(self, path: str) -> str:
-        """Have a checkpoint copied to this host, which does not see it. Return where it is; wait until it is there.
+    def fetch_checkpoint(self, path: str, files: Collection[str] | None) -> str:
+        """Have files of a checkpoint copied to this host, which does not see it. Return where, once they are there.
 
-        Raises CheckpointError if that is not possible.
+        files: None for all. Raises CheckpointError if that is not possible.
         """
         if os.getpid() != self._pid:
             raise CheckpointError(f"{path} is not on this host: call as_directory() in the worker, not in its child")
         try:
             with self._lock:
-                answer = self._ask(wire.FetchCheckpoint, path=path)
+                answer = self._ask(wire.FetchCheckpoint, path=path, files=None if files is None else list(files))
         finally:
             self.after_call()
         return os.fsdecode(_body(answer, CheckpointError))

@@ -1,6 +1,7 @@
 """Child processes of a simulated world: uploaders and movers, and the servers to which movers open streams.
 
-All of them are the real programs. What is simulated is what they talk over.
+All of them are the real programs. What is simulated is what they talk over; also the sockets of agents, by which hosts
+get files from the memory of others.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from distrain.agent.peers import SILENCE_S
+from distrain.hosts.reachability import CONNECT_TIMEOUT_S
 from distrain.transfer import mover, stream_server, uploader
 from distrain.transfer.stream import StreamEnd, StreamEndedError
 from tests.simulation.hosts import Line
@@ -110,6 +113,132 @@ def channel_to_parent(parent: str) -> End:
     current = SimulatedLoop.world.current
     assert current is not None
     return current.process.channel  # type: ignore[attr-defined, no-any-return]
+
+
+class Pipe:
+    """Bytes on their way to one reader, as a file that a socket makes."""
+
+    def __init__(self, world: World) -> None:
+        self.is_closed = False
+        self._world, self._data = world, bytearray()
+        self._reader: Any = None
+
+    def write(self, data: bytes) -> None:
+        if self.is_closed:
+            raise BrokenPipeError
+        self._data += data
+        self._wake()
+
+    def read(self, size: int) -> bytes:
+        """Return so many bytes; fewer at the end, or when nothing comes for too long."""
+        self._reader = self._world.current
+        until = self._world.now + SILENCE_S
+        while len(self._data) < size and not self.is_closed and self._world.now < until:
+            self._world.wait(until)
+        data = bytes(self._data[:size])
+        del self._data[:size]
+        return data
+
+    def readline(self, _: int) -> bytes:
+        line = b""
+        while not line.endswith(b"\n") and (letter := self.read(1)):
+            line += letter
+        return line
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None:
+            self._reader.wake()
+
+
+class Socket:
+    """One end of a connection between two agents."""
+
+    def __init__(self, world: World, own: Host, other: Host, pipes: tuple[Pipe, Pipe]) -> None:
+        self._world, self._own, self._other = world, own, other
+        self._from, self._to = pipes
+
+    def settimeout(self, seconds: float) -> None:
+        assert seconds == SILENCE_S
+
+    def makefile(self, *_: Any, **how: Any) -> Any:
+        return contextlib.nullcontext(self._from)
+
+    def sendall(self, data: bytes) -> None:
+        """Send bytes in two pieces, as either end may die between them."""
+        middle = len(data) // 2
+        for piece in (data[:middle], data[middle:]):
+            self._world.pause(_WRITE_S + max(self._own.peer_delay_s, self._other.peer_delay_s))
+            if not (self._own.is_cut_off or self._other.is_cut_off):
+                self._to.write(piece)
+
+    def sendfile(self, file: Any) -> None:
+        self.sendall(file.read())
+
+    def close(self) -> None:
+        for pipe in (self._from, self._to):
+            pipe.close()
+
+    def at_death(self) -> None:
+        """Close it as the kernel does, unless there is no kernel any more: then the other end hears nothing."""
+        if self._own.is_up:
+            self.close()
+
+    def __enter__(self) -> Socket:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Listener:
+    """The socket of an agent at which others get files."""
+
+    ports: ClassVar[dict[int, Listener]] = {}
+
+    def __init__(self) -> None:
+        self._world = world = SimulatedLoop.world
+        assert world.current is not None
+        self.process, self._waiting = world.current.process, world.current
+        self._arrived: list[Socket] = []
+        self.port = len(self.ports) + 1
+        self.ports[self.port] = self
+
+    def getsockname(self) -> tuple[str, int]:
+        return "", self.port
+
+    def accept(self) -> tuple[Socket, None]:
+        assert self._world.current is not None
+        self._waiting = self._world.current
+        while not self._arrived:
+            self._world.wait()
+        return self._arrived.pop(0), None
+
+    def take(self, end: Socket) -> None:
+        self._arrived.append(end)
+        self._waiting.wake()
+
+
+def connect(address: str, port: int) -> Socket:
+    """Do as distrain.agent.peers does."""
+    world, listener = SimulatedLoop.world, Listener.ports[port]
+    assert world.current is not None
+    own, other = world.current.process, listener.process
+    if not other.host.is_up or any(host.is_cut_off or host.refuses_peers for host in (own.host, other.host)):
+        world.sleep(CONNECT_TIMEOUT_S)
+        raise TimeoutError("timed out")
+    world.pause(_WRITE_S)
+    if not other.is_alive:
+        raise ConnectionRefusedError("Connection refused")
+    there, back = Pipe(world), Pipe(world)
+    ends = Socket(world, own.host, other.host, (back, there)), Socket(world, other.host, own.host, (there, back))
+    for process, end in zip((own, other), ends, strict=True):
+        process.at_death.append(end.at_death)
+    listener.take(ends[1])
+    return ends[0]
 
 
 class SimulatedStream(mover.Stream):

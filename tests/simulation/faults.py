@@ -82,6 +82,8 @@ def stop_agent(play: Play, fault: Fault) -> None:
 def slow_link(play: Play, fault: Fault) -> None:
     if (host := _chosen(play.up(), fault)) is not None:
         play.hit_host(host, f"has a slow link for {fault.lasts:g} s")
+        host.peer_delay_s = fault.lasts
+        play.world.after(fault.lasts, lambda: setattr(host, "peer_delay_s", 0.0))
         for line in _lines(play, host):
             line.delay_s = fault.lasts
             play.world.after(fault.lasts, lambda line=line: setattr(line, "delay_s", 0.0))
@@ -90,8 +92,16 @@ def slow_link(play: Play, fault: Fault) -> None:
 def cut_link(play: Play, fault: Fault) -> None:
     if (host := _chosen(play.up(), fault)) is not None:
         play.hit_host(host, "is cut off")
+        host.is_cut_off = True
         for line in _lines(play, host):
             line.is_cut = True
+
+
+def no_peers(play: Play, fault: Fault) -> None:
+    host = _chosen(list(play.hosts.values()), fault)
+    play.hit_host(host, f"reaches no other host for {fault.lasts:g} s")
+    host.refuses_peers = True
+    play.world.after(fault.lasts, lambda: setattr(host, "refuses_peers", False))
 
 
 # -- disks and memory ------------------------------------------------------------------------------------------------
@@ -315,7 +325,7 @@ STRIKES: dict[str, Callable[[Play, Fault], None]] = {
     for strike in (
         kill_rank, stop_rank, kill_host, kill_agent, kill_forkserver, kill_child, stop_agent, slow_link, cut_link,
         full_disk, broken_disk, read_only_disk, slow_disk, full_memory, flip_memory, flip_disk, kill_coordinator,
-        full_cache, no_streams, broken_bucket, slow_bucket, flip_bucket,
+        full_cache, no_streams, no_peers, broken_bucket, slow_bucket, flip_bucket,
         lose_power, stop_coordinator, take_over, signal, signal_twice, request, debug, second_start, clock_jump,
     )
 }  # fmt: skip

@@ -71,6 +71,10 @@ class Host:
     memory_is_full: bool = False
     sees_storage: bool = True
     takes_streams: bool = True
+    is_cut_off: bool = False
+    refuses_peers: bool = False
+    """A firewall lets no host connect to another one, if one of them is this."""
+    peer_delay_s: float = 0.0
     servers: list[Process] = field(default_factory=list)
     """The stream servers that were started here."""
     agents: list[Agent] = field(default_factory=list)
@@ -96,6 +100,7 @@ class Host:
             self.agent.lose()
         shutil.rmtree(self.memory, ignore_errors=True)
         self.memory.mkdir(parents=True)
+        self.is_cut_off = False
         self.agent = Agent(self, up)
         self.agents.append(self.agent)
         return self.agent

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from distrain import RunConfig, ScalingConfig, wire
-from distrain.agent import host_setup, memory_keeper
+from distrain.agent import host_setup, memory_keeper, peers
 from distrain.api.backend import BackendConfig
 from distrain.api.job import Job
 from distrain.api.observer import RankTrains
@@ -50,7 +50,7 @@ from tests.simulation.disk import Disk
 from tests.simulation.faults import STRIKES
 from tests.simulation.hosts import LEASE_S, STOP_GRACE_S, Host, SimulatedRanks, SimulatedValidator
 from tests.simulation.properties import PROPERTIES
-from tests.simulation.world import STARTED, Process, Queue, SimulatedBackground, SimulatedLoop, Threading, World
+from tests.simulation.world import STARTED, Process, SimulatedBackground, SimulatedLoop, Threading, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -356,7 +356,8 @@ def played(scenario: Scenario) -> Play:
 @contextlib.contextmanager
 def patched(of: World, play: Play) -> Iterator[None]:
     """Let everything that distrain does within the block happen in this world."""
-    SimulatedLoop.world = SimulatedBackground.world = SimulatedValidator.world = Queue.world = of
+    SimulatedLoop.world = SimulatedBackground.world = SimulatedValidator.world = of
+    children.Listener.ports.clear()
     threading = Threading(of)
     numbers = itertools.count()
     handler = logging.Handler()
@@ -404,7 +405,9 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(validations, "OrderLink", SimulatedValidator),
         mock.patch.object(memory_keeper, "Background", SimulatedBackground),
         mock.patch.object(memory_keeper, "threading", threading),
-        mock.patch.object(memory_keeper, "SimpleQueue", Queue),
+        mock.patch.object(peers, "threading", threading),
+        mock.patch.object(peers, "listen", children.Listener),
+        mock.patch.object(peers, "connect", children.connect),
         mock.patch.object(local_store, "threading", threading),
         mock.patch.object(session, "threading", threading),
         mock.patch.object(file_transfer, "in_threads", lambda function, items, threads=0: [function(i) for i in items]),
@@ -425,7 +428,9 @@ def patched(of: World, play: Play) -> Iterator[None]:
         for one in patches:
             stack.enter_context(one)
         run = str(play.run_directory)
-        checkpoint.fetch_with(lambda path: _rank_of(of).fetch_checkpoint(path), run, lacks_storage=_LacksStorage(of))
+        checkpoint.fetch_with(
+            lambda *asked: _rank_of(of).fetch_checkpoint(*asked), run, lacks_storage=_LacksStorage(of)
+        )
         stack.callback(_stop_watching)
         _watches.append(partial(_watch, play))
         yield

@@ -138,6 +138,7 @@ def drawn(seed: int, themes: Sequence[str] = ()) -> Scenario:
     """Return the scenario of a seed; with themes, one that has them all."""
     for number in itertools.count():
         scenario = _with_places(_drawn(seed, number), random.Random(f"places {seed} {number}"))
+        scenario = _with_peers(scenario, random.Random(f"peers {seed} {number}"))
         if all(THEMES[theme](scenario) for theme in themes):
             return scenario
     raise AssertionError("never reached")
@@ -221,3 +222,11 @@ def _with_places(scenario: Scenario, draw: random.Random) -> Scenario:
         for _ in range(count)
     ]
     return replace(scenario, faults=tuple(sorted([*scenario.faults, *more], key=lambda fault: fault.at)))
+
+
+def _with_peers(scenario: Scenario, draw: random.Random) -> Scenario:
+    """Let some hosts not reach each other, so that they cannot copy checkpoints in memory."""
+    if scenario.hosts < 2 or not THEMES["memory"](scenario) or draw.random() < 0.7:
+        return scenario
+    fault = Fault(draw.random() * (scenario.steps * 0.4 + 3), "no peers", draw.randrange(16), draw.choice([2, 20, 400]))
+    return replace(scenario, faults=tuple(sorted([*scenario.faults, fault], key=lambda fault: fault.at)))

@@ -492,28 +492,3 @@ class _RLock:
 
     def __exit__(self, *error: object) -> None:
         self.release()
-
-
-class Queue:
-    """What distrain uses of ``queue.SimpleQueue``."""
-
-    world: World
-
-    def __init__(self) -> None:
-        self._items: deque[Any] = deque()
-        self._waiting: list[Task] = []
-
-    def __class_getitem__(cls, item: Any) -> Any:
-        return cls
-
-    def put(self, item: Any) -> None:
-        self._items.append(item)
-        for task in self._waiting:
-            task.wake()
-
-    def get(self) -> Any:
-        while not self._items:
-            assert self.world.current is not None
-            self._waiting.append(self.world.current)
-            self.world.wait()
-        return self._items.popleft()

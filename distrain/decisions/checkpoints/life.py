@@ -436,7 +436,7 @@ class Checkpoints:
         answer = partial(self._on_fetched, asked)
         path = self.ledger.path(asked.path)
         if self.ledger.is_in_memory(asked.path):
-            self.rounds.fetch(host, asked.path, answer)
+            self.rounds.fetch(host, asked.path.rpartition("/")[2], asked.files, answer)
         elif path not in {*(str(saved.path) for saved in self.ledger.all), self.start, self.site.checkpoint}:
             text = (
                 f"there is no directory {asked.path} on {host}, and this run has no such checkpoint (was it deleted by "

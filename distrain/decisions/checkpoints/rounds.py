@@ -30,16 +30,17 @@ from distrain.storage.commit import MemoryPart, MemoryRound
 from distrain.system.text import advice_on, is_full_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence, Set
     from pathlib import Path
 
     from distrain.decisions.checkpoints.actions import Action
     from distrain.decisions.checkpoints.ledger import Ledger
     from distrain.decisions.checkpoints.site import Site
+    from distrain.hosts.world import WorldPlan
     from distrain.storage.commit import CommittedCheckpoint
     from distrain.system.remote_path import RemotePath
 
-    Answer = Callable[[wire.RoundDone], None]
+    Answer = Callable[[str, str | None], None]
 
 _MANY_FAILURES = 3
 """Copies, or tries to store at the end, that fail in a row before the user is told: a lost helper costs one."""
@@ -64,14 +65,14 @@ class _Kept:
     """A round that is in memory.
 
     copies: by host, the directory with the copies that it has; None if no host was asked to copy. readers: by host, the
-    directory with the whole checkpoint.
+    directory for readers, and the files in it.
     """
 
     round: MemoryRound
     copies: dict[str, str] | None = None
     is_safe: bool = False
     """True once every host's parts are on another host, too."""
-    readers: dict[str, str] = field(default_factory=dict)
+    readers: dict[str, tuple[str, Set[str]]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +108,7 @@ class Rounds:
         """True once a host was short of memory."""
         self.now = 0.0
         self._attempt = -1
+        self._plan: WorldPlan
         self._hosts: list[str] = []
         self._kept: dict[str, _Kept] = {}
         """By name, in the order of the commits."""
@@ -119,12 +121,14 @@ class Rounds:
         """The hosts that copy their parts of that round now."""
         self._failed_copies = 0
         """Copies in a row that have failed."""
-        self._reads: dict[tuple[str, int], str] = {}
-        """By reader and number: the host that has been asked for bytes."""
-        self._asking: dict[tuple[str, str], list[Answer]] = {}
-        """By host and round: who waits for the directory for readers."""
-        self._notes: set[tuple[str, str]] = set()
-        """By round: what was said about damaged or lost files. All hosts say the same of a lost one."""
+        self._places: dict[str, tuple[str, int]] = {}
+        """By host that has answered in this attempt: the address and port at which others get its files."""
+        self._untold = Counter[str]()
+        """By host, if there are several: how often it has not answered yet that it knows what it keeps."""
+        self._when_told: Callable[[], None] = self.store_or_copy
+        """Called when all hosts have answered."""
+        self._asking: dict[tuple[str, str], list[tuple[Set[str], Answer]]] = {}
+        """By host and round: who waits for which files, in the order of the answers."""
         self._storing: _Storing | None = None
         self._tries = 0
         self._failed_tries = 0
@@ -204,9 +208,26 @@ class Rounds:
     def _tell_hosts(self, new: MemoryRound | None = None) -> None:
         """Tell the hosts what they keep, and forget what they no longer do."""
         known, body = list(self._kept), new.encoded() if new else b""
+        token = self.site.token if len(self._hosts) > 1 else ""
+        order = partial(wire.KeepRound, attempt=self._attempt, keep=known, body=body, token=token)
         for host in self._hosts:
-            self._send(host, wire.KeepRound(host=host, keep=known, run=self.site.storage_of(host), body=body))
+            self._send(host, order(host=host, run=self.site.storage_of(host), peer=self._plan.peer_of(host)))
+        self._untold.update(self._hosts if token else ())
         self.ledger.forget_memory(known)
+
+    @hears(wire.MemoryServed)
+    def on_served(self, host: str, answer: wire.MemoryServed) -> None:
+        """Note where other hosts get the files of a host."""
+        self._places[host] = self._plan.address_of(host, answer.address), answer.port
+        self._untold -= Counter([host])
+        if not self._untold:
+            then, self._when_told = self._when_told, self.store_or_copy
+            then()
+
+    def _peers(self, parts: Iterable[MemoryPart]) -> dict[str, tuple[str, int]]:
+        """Return where to get these parts."""
+        hosts = {host for part in parts for host in (part.host, part.copy)}
+        return {host: place for host, place in self._places.items() if host in hosts}
 
     def short_of_memory(self, rank: int, why: str) -> None:
         """Note that the host of a rank has no room for a part: further checkpoints of the run go to storage."""
@@ -253,12 +274,16 @@ class Rounds:
                 self._store(saved)
         if newest is None or newest.round.index < self._copy_at or self._copying or newest.copies is not None:
             return
+        if self._untold:  # they would not hand out its files
+            return
         self._copy_at = newest.round.index + (self.config.memory_every or 1)
         newest.copies = {}
-        self._copying_hosts = {part.copy for part in newest.round.parts.values() if part.copy in self._hosts}
+        parts = newest.round.parts.values()
+        self._copying_hosts = {part.copy for part in parts if part.copy in self._hosts}
         self._copying = newest.round.name if self._copying_hosts else ""
         for host in self._copying_hosts:
-            self._send(host, wire.CopyRound(attempt=self._attempt, name=newest.round.name))
+            peers = self._peers(part for part in parts if part.copy == host)
+            self._send(host, wire.FetchRound(attempt=self._attempt, name=self._copying, is_copy=True, peers=peers))
 
     @hears(wire.RoundDone)
     def on_done(self, host: str, answer: wire.RoundDone) -> None:
@@ -292,35 +317,14 @@ class Rounds:
         """Note that a host is lost, and what it has in memory."""
         if host in self._hosts:
             self._hosts.remove(host)
-        self._refuse_reads()
+        self._places.pop(host, None)
+        self._untold.pop(host, None)
         if host in self._copying_hosts:
             self._end_copy(host)
         for key in [key for key in self._asking if key[0] == host]:
             del self._asking[key]  # the attempt ends, and the next one asks the hosts that are left
         if self._storing is not None:
             self._store_parts({rank for rank, source in self._storing.sources.items() if source[0] == host})
-
-    @hears(wire.ReadPart)
-    def on_read(self, _: str, message: wire.ReadPart) -> None:
-        """Pass on what a host asks of another one."""
-        self._reads[message.reader, message.number] = message.host
-        if message.host in self._hosts:
-            self._send(message.host, message)
-        else:
-            self._refuse_reads()
-
-    @hears(wire.PartRead)
-    def on_part_read(self, _: str, message: wire.PartRead) -> None:
-        """Pass on the answer, unless the host that has asked was told that the other one is lost."""
-        if self._reads.pop((message.reader, message.number), None):
-            self._send(message.reader, message)
-
-    def _refuse_reads(self) -> None:
-        """Answer those who wait for bytes of a host that is no longer there."""
-        for (reader, number), owner in list(self._reads.items()):
-            if owner not in self._hosts:
-                del self._reads[reader, number]
-                self._send(reader, wire.PartRead(reader=reader, number=number, failed=f"host {owner} is lost"))
 
     # -- the start of an attempt ----------------------------------------------------------------------------------
 
@@ -331,7 +335,10 @@ class Rounds:
         """
         self._attempt, self._hosts, self._copy_at = attempt, list(hosts), 0
         self._is_ending, self._lost = False, None
-        self._refuse_reads()
+        self._plan = self.site.plan
+        self._places.clear()
+        self._untold.clear()
+        self._when_told = self.store_or_copy
         if self._copying_hosts:  # nobody hears the answers
             self._copying_hosts.clear()
             if self._copying in self._kept:
@@ -350,10 +357,10 @@ class Rounds:
         failures: dict[str, str] = {}
         waiting = set(hosts)
 
-        def answered(host: str, answer: wire.RoundDone) -> None:
+        def answered(host: str, _: str, failed: str | None) -> None:
             waiting.discard(host)
-            if answer.failed is not None:
-                failures[host] = answer.failed
+            if failed is not None:
+                failures[host] = failed
             if waiting or self._attempt != attempt or self._is_ending:
                 return
             if failures:
@@ -365,8 +372,19 @@ class Rounds:
             if self._attempt == attempt and not self._is_ending and not self.begin(attempt, hosts, then):
                 then()
 
-        for host in hosts:
-            self._gather(host, name, partial(answered, host))
+        def gather() -> None:
+            if name not in self._kept:  # it was dropped meanwhile
+                try_again()
+                return
+            for host in hosts:
+                self._gather(host, name, self._first_files(host, self._kept[name]), partial(answered, host))
+
+        for kept in self._kept.values():
+            self._tell_hosts(kept.round)
+        if self._untold:
+            self._when_told = gather
+        else:
+            gather()
         return True
 
     def _give_up(self, name: str, why: str, then: Callable[[], None]) -> None:
@@ -389,29 +407,56 @@ class Rounds:
 
         self._emit(Adopt(adopted))
 
-    def fetch(self, host: str, path: str, then: Callable[[str, str | None], None]) -> None:
-        """Call ``then`` with the directory in which a host has a round for readers, and with why it has none."""
-        self._gather(host, path.rpartition("/")[2], lambda answer: then(answer.folder, answer.failed))
+    def _first_files(self, host: str, kept: _Kept) -> Iterable[str] | None:
+        """Return the files that a host gets before its ranks start; None: all. It gets others when a rank reads them.
 
-    def _gather(self, host: str, name: str, then: Answer) -> None:
+        They are what ``restore()`` reads: those of its ranks, or of the lowest rank if one of them has none. So each
+        file is found to be intact on some host. Copies are compared, too. None also if hosts could not copy last time.
+        """
+        if self._failed_copies >= _MANY_FAILURES:
+            return None
+        files, plan = kept.round.files, self._plan
+        lowest = next((rank for rank in sorted(files) if files[rank]), 0)
+        needed = {each.rank if files.get(each.rank) else lowest for each in plan.on(host)}
+        for rank, part in kept.round.parts.items():
+            if plan.ranks[rank % plan.world_size].host == host or (part.copy == host and host in (kept.copies or ())):
+                needed.add(rank)
+        return [file for rank in needed for file in files.get(rank, ())]
+
+    def fetch(self, host: str, name: str, files: Iterable[str] | None, then: Answer) -> None:
+        """Call ``then`` with the directory in which a host has files of a round (None: all), or with why not."""
+
+        def answered(folder: str, failed: str | None) -> None:
+            if failed is not None:  # the next start finds out whether the round can be used
+                self._failed_copies = max(self._failed_copies, _MANY_FAILURES)
+            then(folder, failed)
+
+        self._gather(host, name, files, answered)
+
+    def _gather(self, host: str, name: str, files: Iterable[str] | None, then: Answer) -> None:
         kept = self._kept[name]
-        if host in kept.readers:
-            then(wire.RoundDone(attempt=self._attempt, name=name, folder=kept.readers[host]))
+        known = kept.round.manifest["files"].keys()
+        wanted = known if files is None else known & {*files}
+        if host in kept.readers and wanted <= kept.readers[host][1]:
+            then(kept.readers[host][0], None)
             return
-        waiting = self._asking.setdefault((host, name), [])
-        waiting.append(then)
-        if len(waiting) == 1:
-            self._send(host, wire.GatherRound(attempt=self._attempt, host=host, body=kept.round.encoded()))
+        self._asking.setdefault((host, name), []).append((wanted, then))
+        peers = self._peers(kept.round.parts.values())
+        self._send(host, wire.FetchRound(attempt=self._attempt, name=name, files=sorted(wanted), peers=peers))
 
     def _on_gathered(self, host: str, answer: wire.RoundDone) -> None:
-        for note in [note for note in answer.notes if (answer.name, note) not in self._notes]:
-            self._notes.add((answer.name, note))
-            self._warn(f"{answer.name} in memory: {note}")
+        for note in answer.notes:
+            self._emit(ShowLine(f"{answer.name} in memory: {note}", once=True))
             self._emit(Record("memory_damage", {"name": answer.name, "host": host, "text": note}))
-        if answer.failed is None and answer.name in self._kept:
-            self._kept[answer.name].readers[host] = answer.folder
-        for then in self._asking.pop((host, answer.name), ()):
-            then(answer)
+        if not (waiting := self._asking.get((host, answer.name))):
+            return
+        wanted, then = waiting.pop(0)
+        if not waiting:
+            del self._asking[host, answer.name]
+        if answer.failed is None and (kept := self._kept.get(answer.name)) is not None:
+            present = kept.readers[host][1] if host in kept.readers else frozenset()
+            kept.readers[host] = answer.folder, present | wanted
+        then(answer.folder, answer.failed)
 
     # -- storage --------------------------------------------------------------------------------------------------
 

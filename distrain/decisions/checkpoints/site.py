@@ -27,7 +27,7 @@ class Site:
     find_plan: returns the plan of the latest attempt. lacks_storage: tells whether a host does not see the storage.
     is_training: tells whether hosts have all that they need for uploads. is_idle: tells whether the storage has
     nothing to do. new_name: returns a name for the checkpoint with a number, and never the same one again.
-    wall_time: returns the seconds since 1970.
+    wall_time: returns the seconds since 1970. token: what hosts show each other to get checkpoints in memory.
     """
 
     config: CheckpointConfig
@@ -43,6 +43,7 @@ class Site:
     is_idle: Callable[[], bool] = lambda: True
     new_name: Callable[[int], str] = checkpoint_name
     wall_time: Callable[[], float] = lambda: 0.0
+    token: str = ""
 
     @property
     def plan(self) -> WorldPlan:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
 import shutil
+import socket
 import tempfile
 import threading
 import time
 import zlib
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _T = TypeVar("_T", bound=wire.Message)
+TOKEN = "0123456789abcdef"
 
 
 class Host:
@@ -40,8 +45,8 @@ class Host:
         self.keeper.start(0, [rank])
 
     def _send(self, message: wire.Message) -> None:
-        if isinstance(message, (wire.ReadPart, wire.PartRead)):
-            self.cluster.relay(message)
+        if isinstance(message, wire.MemoryServed):
+            self.cluster.peers[self.name] = ("127.0.0.1", message.port)
         else:
             self.answers.append(message)
 
@@ -78,6 +83,7 @@ class Cluster:
 
     def __init__(self, count: int) -> None:
         self.loop = Loop()
+        self.peers: dict[str, tuple[str, int]] = {}
         self.hosts = {name: Host(self, name, rank) for rank, name in enumerate("abc"[:count])}
 
     def __iter__(self) -> Iterator[Host]:
@@ -91,13 +97,6 @@ class Cluster:
         for host in self:
             while host.keeper._cleaner.pending:
                 self.step()
-
-    def relay(self, message: wire.ReadPart | wire.PartRead) -> None:
-        """Do as the coordinator does."""
-        if isinstance(message, wire.PartRead):
-            self.hosts[message.reader].keeper.handle(message)
-        else:
-            self.hosts[message.host].keeper.handle(message)
 
     def commit(
         self, index: int, keep: list[int], run: Path | None = None, size: int = 1000, only: str = "abc"
@@ -124,13 +123,15 @@ class Cluster:
 
     def copy(self, made: MemoryRound) -> None:
         for host in self:
-            copied = host.ask(wire.CopyRound(attempt=0, name=made.name), wire.RoundDone)
+            order = wire.FetchRound(attempt=0, name=made.name, is_copy=True, peers=self.peers)
+            copied = host.ask(order, wire.RoundDone)
             assert copied.failed is None, copied
 
 
 def keep_round(host: Host, made: MemoryRound | None, keep: list[int], run: Path | None = None) -> wire.KeepRound:
     names = [f"checkpoint_{index:06d}" for index in keep]
-    return wire.KeepRound(host=host.name, keep=names, run=str(run or ""), body=made.encoded() if made else b"")
+    token, body = TOKEN if len(host.cluster.hosts) > 1 else "", made.encoded() if made else b""
+    return wire.KeepRound(attempt=0, host=host.name, keep=names, run=str(run or ""), body=body, token=token)
 
 
 def hash_files(host: Host, ordinal: int, folder: Path, files: Any) -> wire.Upload:
@@ -143,8 +144,10 @@ def facts_of(contents: dict[str, bytes]) -> dict[str, list[int]]:
     return {name: [len(body), zlib.crc32(body)] for name, body in contents.items()}
 
 
-def gather(host: Host, made: MemoryRound) -> wire.RoundDone:
-    return host.ask(wire.GatherRound(attempt=1, host=host.name, body=made.encoded()), wire.RoundDone)
+def gather(host: Host, made: MemoryRound, files: list[str] | None = None, attempt: int = 1) -> wire.RoundDone:
+    files = list(made.manifest["files"]) if files is None else files
+    order = wire.FetchRound(attempt=attempt, name=made.name, files=files, peers=host.cluster.peers)
+    return host.ask(order, wire.RoundDone)
 
 
 def flip(path: Path, random: random.Random) -> None:
@@ -232,17 +235,119 @@ def test_flipped_bytes_are_never_used_and_always_named(make_cluster: Any) -> Non
         assert (home / name).read_bytes() == right  # repaired
 
 
-def test_the_end_of_a_run_ends_reads_of_other_hosts(make_cluster: Any) -> None:
+def test_only_files_that_are_asked_for_are_fetched(make_cluster: Any) -> None:
+    cluster = make_cluster(3)
+    made = cluster.commit(0, keep=[0])
+    reader = cluster.hosts["b"]
+    asked: list[str] = []
+    find = cluster.hosts["a"].keeper._server._find
+    cluster.hosts["a"].keeper._server._find = lambda **wanted: asked.append(wanted["file"]) or find(**wanted)
+    folder = Path(gather(reader, made, ["rank1/model.pt"]).folder)
+    assert not asked
+    for attempt, files, fetched in [(1, ["r0"], ["r0"]), (1, ["r0", "r1"], []), (2, ["r0"], []), (2, [], [])]:
+        asked.clear()
+        assert Path(gather(reader, made, files, attempt).folder) == folder
+        assert asked == fetched
+    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert present == {"rank1/model.pt", "r0", "r1", ".metadata.json", ".manifest.json"}
+    flip(folder / "r0", random.Random(0))
+    assert gather(reader, made, ["r0"], 2).failed is None
+    gather(reader, made, ["r0"], 3)
+    assert asked == ["r0"]
+    assert (folder / "r0").read_bytes() == b"x"
+
+
+def test_a_host_that_cannot_be_reached_is_named_with_its_address(make_cluster: Any) -> None:
+    cluster = make_cluster(2)
+    made = cluster.commit(0, keep=[0])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    cluster.peers["b"] = ("127.0.0.1", port)
+    order = wire.FetchRound(attempt=0, name=made.name, is_copy=True, peers=cluster.peers)
+    failed = cluster.hosts["a"].ask(order, wire.RoundDone).failed
+    where = f"host b, at 127.0.0.1, port {port}, for host a"
+    assert failed == f"rank1/model.pt cannot be read on {where} ([Errno 111] Connection refused)"
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (b"", "the connection has ended, or nothing came for 15 s"),
+        (b"HTTP/1.1 400 Bad Request", "another program answers there"),
+        (b"[]", "another program answers there"),
+        (b"{}", "another program answers there"),
+        (b'{"size":1000}\n' + bytes(10), "the connection has ended, or nothing came for 15 s"),
+    ],
+)
+def test_another_program_at_the_port_is_told_from_a_host(make_cluster: Any, said: bytes, problem: str) -> None:
+    cluster = make_cluster(2)
+    made = cluster.commit(0, keep=[0])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.sendall(said)
+                peer.shutdown(socket.SHUT_WR)
+                while peer.recv(1 << 16):
+                    pass
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        cluster.peers["b"] = server.getsockname()
+        order = wire.FetchRound(attempt=0, name=made.name, is_copy=True, peers=cluster.peers)
+        failed = cluster.hosts["a"].ask(order, wire.RoundDone).failed
+        thread.join()
+    assert failed is not None
+    assert failed.endswith(f"({problem})")
+
+
+def answer_of(port: int, sent: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as peer:
+        peer.sendall(sent)
+        peer.shutdown(socket.SHUT_WR)
+        return b"".join(iter(partial(peer.recv, 1 << 16), b""))
+
+
+def wanted(**fields: Any) -> bytes:
+    return json.dumps(fields).encode() + b"\n"
+
+
+@pytest.mark.parametrize("token", ["", "0123456789abcdeX", "0123456789abcde", "x" * 1000])
+def test_who_sends_another_token_gets_nothing(make_cluster: Any, token: str) -> None:
+    cluster = make_cluster(2)
+    made = cluster.commit(0, keep=[0])
+    request = wanted(name=made.name, rank=0, file="rank0/model.pt")
+    port = cluster.peers["a"][1]
+    assert random.Random(0).randbytes(1000) in answer_of(port, TOKEN.encode() + request)
+    with contextlib.suppress(ConnectionResetError):
+        assert answer_of(port, token.encode() + request) == b""
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("file", "../secret"),
+        ("file", "rank0/../../../secret"),
+        ("file", "{root}/secret"),
+        ("file", "secret"),
+        ("rank", 7),
+        ("rank", 1),
+        ("name", "checkpoint_000007"),
+        ("name", "../checkpoint_000000"),
+    ],
+)
+def test_only_files_that_are_kept_are_handed_out(make_cluster: Any, field: str, value: Any) -> None:
     cluster = make_cluster(2)
     made = cluster.commit(0, keep=[0])
     host = cluster.hosts["a"]
-    cluster.relay = lambda message: None  # nobody answers
-    host.keeper.handle(wire.GatherRound(attempt=1, host="a", body=made.encoded()))
-    cluster.step()
-    host.keeper.end()
-    thread = host.keeper._gatherer._thread
-    thread.join(5.0)
-    assert not thread.is_alive()
+    for folder in (host.root, Path(made.parts[0].folder)):
+        (folder / "secret").write_text("SECRET")
+    value = value.format(root=host.root) if isinstance(value, str) else value
+    request = {"name": made.name, "rank": 0, "file": "rank0/model.pt", field: value}
+    answer = answer_of(cluster.peers["a"][1], TOKEN.encode() + wanted(**request))
+    assert b'"failed"' in answer
+    assert b"SECRET" not in answer
 
 
 # -- without a coordinator -------------------------------------------------------------------------------------------

@@ -45,6 +45,8 @@ class Run:
     def __init__(self, folder: Path, *hosts: str, **config: Any) -> None:
         self.folder, self.hosts = folder, hosts
         self.sent: list[tuple[str, Any]] = []
+        self.unserved: list[str] = []
+        """The hosts that have to answer where others get their files."""
         self.orders: list[tuple[str, wire.Upload]] = []
         self.publications: list[Publish] | None = None
         """Those that take place later, if a test wants that."""
@@ -57,7 +59,7 @@ class Run:
         )
         plan = WorldPlan(ranks=tuple(plans))
         config = {"storage_every_s": 1000.0, **config}
-        site = Site(CheckpointConfig(**config), self.store.location, is_remote=False, find_plan=lambda: plan)
+        site = Site(CheckpointConfig(**config), self.store.location, is_remote=False, find_plan=lambda: plan, token="x")
         self.memory = Rounds(self.ledger, site, self.do, lambda: None)
         perform(self.store)
         self.begin(0)
@@ -67,6 +69,8 @@ class Run:
         match action:
             case SendMessage(host, message):
                 self.sent.append((host, message))
+                if isinstance(message, wire.KeepRound) and message.token:
+                    self.unserved.append(host)
             case Store(host, order):
                 self.orders.append((host, order))
             case MakeDirectory():
@@ -83,7 +87,13 @@ class Run:
                 warn(text)
 
     def begin(self, attempt: int, *hosts: str) -> None:
+        self.attempt = attempt
         self.memory.begin(attempt, hosts or self.hosts, lambda: self.chosen.append(self.ledger.latest))
+        self.serve()
+
+    def serve(self) -> None:
+        while self.unserved:
+            self.answer(self.unserved.pop(), wire.MemoryServed(attempt=self.attempt, port=4711))
 
     def commit(
         self, number: int, name: str | None = None, metrics: dict[str, Any] | None = None, silent: tuple[int, ...] = ()
@@ -105,6 +115,7 @@ class Run:
             self.ledger.add(*saved)
 
         self.memory.commit(reports, Publish(number, None, manifest, {}, done, fail), keeps_start=False)
+        self.serve()
         assert saved[0].is_in_memory
         return saved[0].path.name
 
@@ -135,10 +146,10 @@ class Run:
             self.memory.on_stored(answer)
 
     def gathered(self, failed: str | None = None, *, on: str = "") -> None:
-        for host, order in self.only(wire.GatherRound)[-len(self.hosts) :]:
+        for host, order in self.only(wire.FetchRound)[-len(self.hosts) :]:
             why = failed if host == on else None
-            name = MemoryRound.decoded(order.body).name
-            self.answer(host, wire.RoundDone(attempt=1, name=name, folder="/gathered", failed=why))
+            self.answer(host, wire.RoundDone(attempt=1, name=order.name, folder="/gathered", failed=why))
+        self.serve()
 
 
 @pytest.fixture
@@ -191,7 +202,10 @@ def test_a_restart_falls_back_to_the_round_before_and_then_to_storage(
     run.commit(3)
     run.begin(1)
     run.gathered("no intact copy", on="b")
-    assert MemoryRound.decoded(run.only(wire.GatherRound)[-1][1].body).name == "checkpoint_000001"
+    order = run.only(wire.FetchRound)[-1][1]
+    assert order.name == "checkpoint_000001"
+    assert [MemoryRound.decoded(told.body).name for _, told in run.only(wire.KeepRound)[-2:]] == [order.name] * 2
+    assert order.peers == {"a": ("127.0.0.1", 4711), "b": ("127.0.0.1", 4711)}
     assert not run.chosen
     run.gathered("no intact copy", on="a")
     assert [saved.path.name for saved in run.chosen if saved] == [stored]
@@ -199,6 +213,44 @@ def test_a_restart_falls_back_to_the_round_before_and_then_to_storage(
     said = capsys.readouterr().err
     assert "checkpoint_000002 in memory cannot be used: no intact copy; checkpoint_000001 in memory is used" in said
     assert "checkpoint_000001 in memory cannot be used: no intact copy; checkpoint_000000 on storage is used" in said
+
+
+def test_hosts_first_get_what_restore_reads_and_more_when_a_rank_asks_for_it(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b", "c")
+    name = run.commit(1)
+    run.begin(1)
+    orders = [(host, order.files) for host, order in run.only(wire.FetchRound)[-3:]]
+    assert orders == [("a", ["file_0"]), ("b", ["file_1"]), ("c", ["file_2"])]
+    run.gathered()
+    found: list[Any] = []
+    asked_and_ordered: list[tuple[list[str] | None, list[str] | None]] = [
+        (["file_1"], None),
+        (["file_1", "other"], None),
+        (["file_1", "file_2"], ["file_1", "file_2"]),
+        (["file_2"], None),
+        (None, ["file_0", "file_1", "file_2"]),
+        ([], None),
+    ]
+    for asked, ordered in asked_and_ordered:
+        sent = len(run.sent)
+        run.memory.fetch("b", name, asked, lambda *answer: found.append(answer))
+        assert [order.files for _, order in run.sent[sent:]] == ([ordered] if ordered else [])
+        if ordered:
+            run.answer("b", wire.RoundDone(attempt=1, name=name, folder="/gathered"))
+        assert found.pop() == ("/gathered", None)
+    run.store.close()
+
+
+def test_hosts_that_could_not_get_files_get_all_before_the_next_start(two: Run) -> None:
+    name = two.commit(1)
+    two.begin(1)
+    two.gathered()
+    found: list[Any] = []
+    two.memory.fetch("b", name, None, lambda *answer: found.append(answer))
+    two.answer("b", wire.RoundDone(attempt=1, name=name, failed="timed out"))
+    assert found == [("", "timed out")]
+    two.begin(2)
+    assert [order.files for _, order in two.only(wire.FetchRound)[-2:]] == [["file_0", "file_1"]] * 2
 
 
 def test_a_lost_host_ends_the_waiting_for_it(two: Run) -> None:
