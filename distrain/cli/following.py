@@ -56,7 +56,7 @@ def run_logs(options: argparse.Namespace) -> int:
     files = log_files(run, attempt, options.ranks)
     width = max((len(str(rank)) for rank in files), default=1)
     for rank, file in files.items():
-        for line in read_lines(file, options.n, run):
+        for line in read_lines(run, file, options.n):
             sys.stdout.write(f"{_prefix(rank, width)}{line}\n")
     return 0
 
