@@ -16,14 +16,10 @@ if TYPE_CHECKING:
     import argparse
 
 
-def board_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain board``."""
-    parser = parsers.make_parser("board")
-    parsers.add_storage(parser, "the storage path, or a run")
-    add = parser.add_argument
+def add_board_options(add: parsers.Add) -> None:
+    """Add the options of ``distrain board``."""
     add("--port", type=parsers.port, default=0, metavar="N", help="the port (default: a free one)")
     add("--export", metavar="FILE|DIR", type=Path, help="only write FILE.html, or DIR with the pages of all runs, too")
-    return parser
 
 
 def run_board(options: argparse.Namespace) -> int:

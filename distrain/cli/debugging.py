@@ -33,13 +33,11 @@ _NOTICE_S = 1.0
 """Seconds to wait for the rank before a line says where it is."""
 
 
-def debug_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain debug``."""
-    parser = parsers.make_run_parser("debug")
-    parser.add_argument("-r", "--rank", type=parsers.number, default=0, metavar="N", help="the rank (default: 0)")
-    parser.add_argument("--dap", action="store_true", help="let an editor attach instead, with debugpy")
-    parser.add_argument("--port", type=parsers.port, default=5678, help="the editor's port (default: 5678)")
-    return parser
+def add_debug_options(add: parsers.Add) -> None:
+    """Add the options of ``distrain debug``."""
+    add("-r", "--rank", type=parsers.number, default=0, metavar="N", help="the rank (default: 0)")
+    add("--dap", action="store_true", help="let an editor attach instead, with debugpy")
+    add("--port", type=parsers.port, default=5678, help="the editor's port (default: 5678)")
 
 
 def run_debug(options: argparse.Namespace) -> int:
