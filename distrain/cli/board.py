@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import secrets
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
-from distrain.cli.requesting import request
+from distrain.cli.requesting import HOST, listener_at, request
 from distrain.cli.text import echo
 from distrain.storage.runs.listing import WrongArgument
 
@@ -39,12 +38,9 @@ def run_board(options: argparse.Namespace) -> int:
         echo(f"wrote {export(board, options.export.expanduser())}")
         return 0
     server = require("distrain.board.server")
-    try:
-        listener = socket.create_server((server.HOST, options.port))
-    except OSError as error:
-        raise WrongArgument(f"port {options.port} cannot be used ({error}); choose another one with --port") from None
+    listener = listener_at(options.port)
     token = secrets.token_urlsafe(24)
     echo(f"distrain board of {storage}: Ctrl-C ends it\n")
-    echo(f"    http://{server.HOST}:{listener.getsockname()[1]}/{token}/\n")
+    echo(f"    http://{HOST}:{listener.getsockname()[1]}/{token}/\n")
     server.serve(board, listener, token, request)
     return 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.cli import parsers
-from distrain.cli.requesting import request
+from distrain.cli.requesting import listener_at, request
 from distrain.cli.text import echo
 from distrain.coordinator.requests import DEBUG, STACKS
 from distrain.storage.runs.listing import NoSuchRun
@@ -147,10 +147,7 @@ class _Editor(_User):
 
     def __init__(self, rank: int, port: int) -> None:
         super().__init__(rank)
-        try:
-            self._listener = socket.create_server(("127.0.0.1", port), backlog=1)
-        except OSError as error:
-            raise NoSuchRun(f"port {port} cannot be used ({error}); choose another one with --port") from None
+        self._listener = listener_at(port)
         self._editor: socket.socket | None = None
         self._refused: set[int | None] = set()
 
