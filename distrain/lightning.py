@@ -79,7 +79,7 @@ class TrainReportCallback(pl.Callback):  # type: ignore[misc]
     CHECKPOINT_NAME = "checkpoint.ckpt"
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        _check_that_workers_train_together(trainer)
+        prepare_trainer(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         metrics = {**trainer.callback_metrics, "epoch": trainer.current_epoch, "step": trainer.global_step}
@@ -172,11 +172,6 @@ def prepare_trainer(trainer: pl.Trainer) -> pl.Trainer:
 
         trainer = prepare_trainer(pl.Trainer(max_epochs=1, strategy=TrainDDPStrategy()))
     """
-    _check_that_workers_train_together(trainer)
-    return trainer
-
-
-def _check_that_workers_train_together(trainer: pl.Trainer) -> None:
     context = get_context()
     if (trainer.world_size, trainer.global_rank) != (context.get_world_size(), context.get_world_rank()):
         raise RuntimeError(
@@ -184,6 +179,7 @@ def _check_that_workers_train_together(trainer: pl.Trainer) -> None:
             f"of {trainer.world_size}, but there are {context.get_world_size()} workers, so each would train alone; "
             "give it strategy=distrain.lightning.TrainDDPStrategy()"
         )
+    return trainer
 
 
 RayDDPStrategy = TrainDDPStrategy

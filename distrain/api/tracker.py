@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,7 +13,7 @@ from distrain.system.imports import install_command
 from distrain.system.text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from distrain.storage.checkpoint import Checkpoint
@@ -153,8 +152,6 @@ def trackers_of(
     """
     if chosen is None:
         label, chosen = VARIABLE, list(filter(None, map(str.strip, environment.get(VARIABLE, "").split(";"))))
-    if isinstance(chosen, str) or not isinstance(chosen, Sequence):
-        raise TypeError(f"{label} must be a list of trackers, got {chosen!r:.80}")
     trackers = [_tracker(label, one) for one in chosen]
     names = [name_of(tracker) for tracker in trackers]
     for name in names:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from distrain.board.runs import Board
 
-HOST = "127.0.0.1"
 _HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",

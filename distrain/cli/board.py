@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import secrets
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
-from distrain.cli.requesting import request
+from distrain.cli.requesting import HOST, listener_at, request
 from distrain.cli.text import echo
 from distrain.storage.runs.listing import WrongArgument
 
@@ -16,14 +15,10 @@ if TYPE_CHECKING:
     import argparse
 
 
-def board_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain board``."""
-    parser = parsers.make_parser("board")
-    parsers.add_storage(parser, "the storage path, or a run")
-    add = parser.add_argument
+def add_board_options(add: parsers.Add) -> None:
+    """Add the options of ``distrain board``."""
     add("--port", type=parsers.port, default=0, metavar="N", help="the port (default: a free one)")
     add("--export", metavar="FILE|DIR", type=Path, help="only write FILE.html, or DIR with the pages of all runs, too")
-    return parser
 
 
 def run_board(options: argparse.Namespace) -> int:
@@ -43,12 +38,9 @@ def run_board(options: argparse.Namespace) -> int:
         echo(f"wrote {export(board, options.export.expanduser())}")
         return 0
     server = require("distrain.board.server")
-    try:
-        listener = socket.create_server((server.HOST, options.port))
-    except OSError as error:
-        raise WrongArgument(f"port {options.port} cannot be used ({error}); choose another one with --port") from None
+    listener = listener_at(options.port)
     token = secrets.token_urlsafe(24)
     echo(f"distrain board of {storage}: Ctrl-C ends it\n")
-    echo(f"    http://{server.HOST}:{listener.getsockname()[1]}/{token}/\n")
+    echo(f"    http://{HOST}:{listener.getsockname()[1]}/{token}/\n")
     server.serve(board, listener, token, request)
     return 0

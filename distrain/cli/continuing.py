@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-def resume_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain resume``."""
-    return parsers.make_run_parser("resume")
-
-
 def run_resume(options: argparse.Namespace) -> int:
     """Replace this process by the run."""
     run = parsers.run_of(options)
@@ -54,13 +49,11 @@ def run_resume(options: argparse.Namespace) -> int:
     os.execv(sys.executable, [sys.executable, "-m", "distrain", *words])  # noqa: S606 - no shell
 
 
-def note_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain note``."""
-    parser = parsers.make_run_parser("note")
-    parser.add_argument("text", nargs="?", metavar="TEXT", help="the note, in place of an earlier one")
-    parser.add_argument("--tag", action="append", default=[], metavar="TAG", help="add a tag")
-    parser.add_argument("--untag", action="append", default=[], metavar="TAG", help="remove a tag")
-    return parser
+def add_note_options(add: parsers.Add) -> None:
+    """Add the options of ``distrain note``."""
+    add("text", nargs="?", metavar="TEXT", help="the note, in place of an earlier one")
+    add("--tag", action="append", default=[], metavar="TAG", help="add a tag")
+    add("--untag", action="append", default=[], metavar="TAG", help="remove a tag")
 
 
 def run_note(options: argparse.Namespace) -> int:
@@ -81,16 +74,12 @@ def run_note(options: argparse.Namespace) -> int:
 # -- clean -----------------------------------------------------------------------------------------------------------
 
 
-def clean_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain clean``."""
-    parser = parsers.make_parser("clean")
-    parsers.add_storage(parser)
-    add = parser.add_argument
+def add_clean_options(add: parsers.Add) -> None:
+    """Add the options of ``distrain clean``."""
     add("--older-than", metavar="AGE", type=_seconds, help="only those that ended so long ago: 12h, 7d, 4w")
     for state in ENDED:
         add(f"--{state}", dest="states", action="append_const", const=state, help=f"only {state} runs")
     add("--yes", action="store_true", help="delete them; without it, they are only shown")
-    return parser
 
 
 def _seconds(text: str) -> float:

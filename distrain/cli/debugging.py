@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.cli import parsers
-from distrain.cli.requesting import request
+from distrain.cli.requesting import listener_at, request
 from distrain.cli.text import echo
 from distrain.coordinator.requests import DEBUG, STACKS
 from distrain.storage.runs.listing import NoSuchRun
@@ -27,11 +27,9 @@ _NOTICE_S = 1.0
 """Seconds to wait for the rank before a line says where it is."""
 
 
-def debug_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain debug``."""
-    parser = parsers.make_run_parser("debug")
-    parser.add_argument("-r", "--rank", type=parsers.number, default=0, metavar="N", help="the rank (default: 0)")
-    return parser
+def add_debug_options(add: parsers.Add) -> None:
+    """Add the options of ``distrain debug``."""
+    add("-r", "--rank", type=parsers.number, default=0, metavar="N", help="the rank (default: 0)")
 
 
 def run_debug(options: argparse.Namespace) -> int:

@@ -12,8 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distrain.cli import parsers
-from distrain.cli.parsers import SITE
+from distrain.cli.parsers import SITE, Add
 from distrain.cli.text import echo, paint
 
 if TYPE_CHECKING:
@@ -55,11 +54,9 @@ def _words(text: str) -> set[str | tuple[str, str]]:
     return {*words, *pairwise(words)}
 
 
-def explain_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain explain``."""
-    parser = parsers.make_parser("explain")
-    parser.add_argument("text", nargs="*", metavar="TEXT", help="the error, or a part of it")
-    return parser
+def add_explain_options(add: Add) -> None:
+    """Add the options of ``distrain explain``."""
+    add("text", nargs="*", metavar="TEXT", help="the error, or a part of it")
 
 
 def run_explain(options: argparse.Namespace) -> int:

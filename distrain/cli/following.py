@@ -29,17 +29,14 @@ _PATIENCE_S = 20.0
 # -- logs ------------------------------------------------------------------------------------------------------------
 
 
-def logs_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain logs``."""
+def add_logs_options(add: parsers.Add) -> None:
+    """Add the options of ``distrain logs``."""
     from distrain.cli.run.config_options import parse_ranks
 
-    parser = parsers.make_run_parser("logs")
-    add = parser.add_argument
     add("-r", "--ranks", type=parse_ranks, metavar="0,2-5", help="only these ranks")
     add("-f", "--follow", action="store_true", help="show new lines until the run ends")
     add("--attempt", type=parsers.number, metavar="N", help="the attempt (default: the last one)")
     add("-n", type=parsers.number, metavar="LINES", help="only the last lines of each rank")
-    return parser
 
 
 def run_logs(options: argparse.Namespace) -> int:
@@ -56,7 +53,7 @@ def run_logs(options: argparse.Namespace) -> int:
     files = log_files(run, attempt, options.ranks)
     width = max((len(str(rank)) for rank in files), default=1)
     for rank, file in files.items():
-        for line in read_lines(file, options.n, run):
+        for line in read_lines(run, file, options.n):
             sys.stdout.write(f"{_prefix(rank, width)}{line}\n")
     return 0
 
@@ -92,11 +89,6 @@ def _no_logs(run: Run) -> str:
 # -- requests --------------------------------------------------------------------------------------------------------
 
 
-def stacks_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain stacks``."""
-    return parsers.make_run_parser("stacks", has_json=True)
-
-
 def run_stacks(options: argparse.Namespace) -> int:
     """Show stacks."""
     run = parsers.run_of(options)
@@ -107,12 +99,10 @@ def run_stacks(options: argparse.Namespace) -> int:
     return 0
 
 
-def profile_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain profile``."""
-    parser = parsers.make_run_parser("profile")
-    parser.add_argument("-r", "--rank", type=parsers.number, default=0, metavar="N", help="the rank (default: 0)")
-    parser.add_argument("--seconds", type=parsers.number, default=10, metavar="S", help="how long (default: 10)")
-    return parser
+def add_profile_options(add: parsers.Add) -> None:
+    """Add the options of ``distrain profile``."""
+    add("-r", "--rank", type=parsers.number, default=0, metavar="N", help="the rank (default: 0)")
+    add("--seconds", type=parsers.number, default=10, metavar="S", help="how long (default: 10)")
 
 
 def run_profile(options: argparse.Namespace) -> int:
@@ -128,11 +118,6 @@ def run_profile(options: argparse.Namespace) -> int:
         time.sleep(_POLL_S)
     why = "it does not train, or native code in it keeps Python from running"
     raise NoSuchRun(f"rank {options.rank} has sent no profile: {why}\n{request(run_at(run.location), STACKS)}")
-
-
-def stop_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain stop``."""
-    return parsers.make_run_parser("stop", has_json=True)
 
 
 def run_stop(options: argparse.Namespace) -> int:

@@ -23,18 +23,13 @@ _LONGEST, _LEAST = 32, 16
 """Characters of a setting or a note at most, and of the metrics at least."""
 
 
-def ls_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain ls``."""
-    parser = parsers.make_parser("ls")
-    parsers.add_storage(parser, "the storage path, or a run")
-    add = parser.add_argument
+def add_ls_options(add: parsers.Add) -> None:
+    """Add the options of ``distrain ls``."""
     add("more", nargs="*", metavar="MORE", help="further ones")
     add("--sort", metavar="METRIC", help="the best first: the lowest of a loss or an error, else the highest")
     add("--tag", help="only those with this tag")
     add("-n", type=parsers.number, metavar="N", help="show the first N")
     add("--all", action="store_true", help="show all, also on a terminal")
-    parsers.add_json(parser)
-    return parser
 
 
 def run_ls(options: argparse.Namespace) -> int:

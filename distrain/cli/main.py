@@ -97,8 +97,10 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
 
 def command_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
     """Return the parser and the function of one of the :data:`COMMANDS`."""
+    from distrain.cli.parsers import parser_of
+
     module = import_module(f"distrain.cli.{COMMANDS[name]}")
-    return getattr(module, f"{name}_parser")(), getattr(module, f"run_{name}")
+    return parser_of(name, getattr(module, f"add_{name}_options", None)), getattr(module, f"run_{name}")
 
 
 def _run(name: str, function: Callable[[], int]) -> int:

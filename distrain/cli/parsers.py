@@ -6,16 +6,24 @@ import argparse
 import re
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from distrain.storage.runs.listing import find_run, storage_at
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from distrain.storage.runs.listing import Run
     from distrain.system.remote_path import RemotePath
 
+Add: TypeAlias = "Callable[..., object]"
+"""The method ``add_argument`` of a parser."""
 SITE = "https://distrain.github.io/distrain"
 _DEFAULT = "(default: that of the config file, else ~/distrain_results)"
+_OF_STORAGE = {"board": "the storage path, or a run", "clean": "the storage path", "ls": "the storage path, or a run"}
+"""The commands for the runs of a storage path. Others are for one run."""
+_WITHOUT_RUN = ("explain",)
+_WITH_JSON = ("compare", "ls", "show", "stacks", "stop")
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,23 +69,24 @@ def port(text: str) -> int:
     return int(text)
 
 
-def make_run_parser(name: str, *, has_json: bool = False) -> Parser:
-    """Make the parser of a command for one run, with the argument that names it and the option where to look."""
-    parser = make_parser(name)
-    parser.add_argument("run", metavar="RUN", help="path, URL, name, beginning of a name, or `last`")
-    parser.add_argument("--storage-path", metavar="DIR", help=f"where the runs are {_DEFAULT}")
-    add_config_file(parser)
-    if has_json:
+def parser_of(command: str, add_options: Callable[[Add], None] | None) -> Parser:
+    """Make the parser of a command that looks at runs: what it looks at, its own options, and --json."""
+    parser = make_parser(command)
+    if command in _OF_STORAGE:
+        either = parser.add_mutually_exclusive_group().add_argument
+        what = f"{_OF_STORAGE[command]} {_DEFAULT}"
+        either("path", nargs="?", metavar="PATH_OR_URL", default=argparse.SUPPRESS, help=what)
+        either("--storage-path", dest="path", metavar="DIR", help="the same")
+    elif command not in _WITHOUT_RUN:
+        parser.add_argument("run", metavar="RUN", help="path, URL, name, beginning of a name, or `last`")
+        parser.add_argument("--storage-path", metavar="DIR", help=f"where the runs are {_DEFAULT}")
+    if command not in _WITHOUT_RUN:
+        add_config_file(parser)
+    if add_options is not None:
+        add_options(parser.add_argument)
+    if command in _WITH_JSON:
         add_json(parser)
     return parser
-
-
-def add_storage(parser: argparse.ArgumentParser, help_text: str = "the storage path") -> None:
-    """Add the argument that names a storage path, and the option of the other commands that does so, too."""
-    either = parser.add_mutually_exclusive_group().add_argument
-    either("path", nargs="?", metavar="PATH_OR_URL", default=argparse.SUPPRESS, help=f"{help_text} {_DEFAULT}")
-    either("--storage-path", dest="path", metavar="DIR", help="the same")
-    add_config_file(parser)
 
 
 def add_config_file(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:

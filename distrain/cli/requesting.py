@@ -1,10 +1,14 @@
-"""Requests of commands to a running run. Runs in: coordinator."""
+"""Requests of commands to a running run, and where commands listen. Runs in: coordinator."""
 
 from __future__ import annotations
 
 import platform
+import socket
 
-from distrain.storage.runs.listing import NoSuchRun, Run
+from distrain.storage.runs.listing import NoSuchRun, Run, WrongArgument
+
+HOST = "127.0.0.1"
+"""The address at which commands listen: for programs of this machine only."""
 
 
 def request(run: Run, word: str, argument: str = "") -> str:
@@ -37,3 +41,11 @@ def _unreachable(run: Run) -> str:
         f"{run.name} takes no requests: it has no workers of its own, or has not begun. Its process is {pid}; "
         f"`kill -TERM {pid}` stops it"
     )
+
+
+def listener_at(port: int) -> socket.socket:
+    """Return a socket that listens at a port of :data:`HOST`; 0 for a free one. Raises WrongArgument."""
+    try:
+        return socket.create_server((HOST, port))
+    except OSError as error:
+        raise WrongArgument(f"port {port} cannot be used ({error}); choose another one with --port") from None

@@ -74,11 +74,6 @@ def _dict(item: object) -> dict[str, Any] | None:
     return item if isinstance(item, dict) else None
 
 
-def show_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain show``."""
-    return parsers.make_run_parser("show", has_json=True)
-
-
 def run_show(options: argparse.Namespace) -> int:
     """Show one run."""
     run = parsers.run_of(options)
@@ -161,11 +156,9 @@ def _first(lines: Sequence[str], most: int, what: str, more: int = 0) -> list[st
 # -- the page --------------------------------------------------------------------------------------------------------
 
 
-def page_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain page``."""
-    parser = parsers.make_run_parser("page")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the file (default: page.html in the run directory)")
-    return parser
+def add_page_options(add: parsers.Add) -> None:
+    """Add the options of ``distrain page``."""
+    add("-o", "--output", metavar="FILE", help="the file (default: page.html in the run directory)")
 
 
 def run_page(options: argparse.Namespace) -> int:
@@ -179,11 +172,9 @@ def run_page(options: argparse.Namespace) -> int:
 # -- several runs ----------------------------------------------------------------------------------------------------
 
 
-def compare_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain compare``."""
-    parser = parsers.make_run_parser("compare", has_json=True)
-    parser.add_argument("others", nargs="+", metavar="RUN", help="the runs to compare it with")
-    return parser
+def add_compare_options(add: parsers.Add) -> None:
+    """Add the options of ``distrain compare``."""
+    add("others", nargs="+", metavar="RUN", help="the runs to compare it with")
 
 
 def run_compare(options: argparse.Namespace) -> int:

@@ -135,7 +135,7 @@ def _logs(facts: Facts) -> list[tuple[str, list[str]]]:
     found = []
     for rank in chosen:
         with suppress(OSError):
-            found.append((f"rank {rank}, attempt {attempts[-1]}", list(read_lines(files[rank], _MOST_LINES, run))))
+            found.append((f"rank {rank}, attempt {attempts[-1]}", list(read_lines(run, files[rank], _MOST_LINES))))
     return found
 
 

@@ -17,6 +17,7 @@ import pytest
 import distrain
 from distrain import Result, WorkerGroupError
 from distrain.cli import following
+from distrain.cli.main import command_of
 from distrain.storage.runs.listing import NoSuchRun
 from tests.conftest import wait_until
 from tests.process.conftest import wait_for_reports
@@ -121,7 +122,7 @@ def test_a_rank_that_keeps_the_gil_is_shown_and_the_end_of_the_run_is_told(
     training = thread(fit, hang, {"pid": str(tmp_path / "pid")}, name="run", workers=1)
     wait_for_reports(run)
     with pytest.raises(NoSuchRun, match="native code in it keeps Python from running") as raised:
-        following.run_profile(following.profile_parser().parse_args([str(run), "--seconds", "1"]))
+        following.run_profile(command_of("profile")[0].parse_args([str(run), "--seconds", "1"]))
     assert re.search(r"rank 0 in match at test_profiles\.py:\d+", str(raised.value))
     command = begin(run, "--seconds", "60")
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from distrain.cli.text import table
 from distrain.system.arguments import in_users_words
 from distrain.system.text import name_hosts, without_controls
 
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.console import Console
-    from rich.table import Table
 
     from distrain.coordinator.host_check import HostFacts
     from distrain.decisions.host_checks import Finding
@@ -27,9 +27,8 @@ def show(findings: Sequence[Finding], hosts: Mapping[str, HostFacts], console: C
 
     bad = {finding.host for finding in findings if finding.is_fatal}
     marks = {True: ("x" if console.options.ascii_only else "✗", "bold red"), False: ("!", "yellow")}
-    for table in _tables(console, [_row(name, facts) for name, facts in hosts.items()]):
-        console.print(table)
-        console.print()
+    for lines in _tables([_row(name, facts) for name, facts in hosts.items()], console.width):
+        console.print(Text("\n".join([*lines, ""])), soft_wrap=True)
     hosts_with: dict[tuple[bool, str], list[str]] = {}
     for finding in sorted(findings, key=lambda finding: not finding.is_fatal):
         hosts_with.setdefault((finding.is_fatal, finding.text), []).append(finding.host)
@@ -76,30 +75,22 @@ def _row(name: str, facts: HostFacts) -> dict[str, str]:
     return row
 
 
-def _tables(console: Console, rows: Sequence[Mapping[str, str]]) -> list[Table]:
+def _tables(rows: Sequence[Mapping[str, str]], width: int) -> list[list[str]]:
     """Break the columns into tables that fit the console. Each begins with the names of the hosts."""
-    unbounded = console.options.update(max_width=10_000)
-    first, *rest = (
-        column for column in dict.fromkeys(key for row in rows for key in row) if any(row.get(column) for row in rows)
-    )
-    tables, columns = [], [first]
+    columns = [
+        [name, *(row.get(name, "") for row in rows)] for name in dict.fromkeys(key for row in rows for key in row)
+    ]
+    first, *rest = (column for column in columns if any(column[1:]))
+    tables = [[first]]
     for column in rest:
-        wider = console.measure(_table(rows, [*columns, column]), options=unbounded).maximum
-        if len(columns) > 1 and wider > console.width:
-            tables.append(_table(rows, columns))
-            columns = [first]
-        columns.append(column)
-    return [*tables, _table(rows, columns)]
+        if len(tables[-1]) > 1 and max(map(len, _lines([*tables[-1], column]))) > width:
+            tables.append([first])
+        tables[-1].append(column)
+    return [_lines(columns) for columns in tables]
 
 
-def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(*columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for row in rows:
-        table.add_row(*(row.get(column, "") for column in columns))
-    return table
+def _lines(columns: Sequence[Sequence[str]]) -> list[str]:
+    return table(list(zip(*columns, strict=True)))
 
 
 def _version(version: str | None) -> str:

@@ -321,14 +321,12 @@ def find_run(given: str, storage: Path | RemotePath) -> Run:
     if "://" in given or os.sep in given or given in (".", ".."):
         return _checked(run_at(storage_at(given)))
     listed = folders_in(storage, may_be_missing=True)
-    if given in listed:
-        return _checked(run_at(storage / given))
-    if given == LAST:
+    if given == LAST and given not in listed:
         runs = [run for run in list_runs(storage) if run.state not in (FOREIGN, DAMAGED)]
         if not runs:
             raise NoSuchRun(f"there is no run in {storage}")
         return runs[0]
-    matching = [name for name in listed if name.startswith(given)]
+    matching = [given] if given in listed else [name for name in listed if name.startswith(given)]
     if len(matching) == 1:
         return _checked(run_at(storage / matching[0]))
     if matching:

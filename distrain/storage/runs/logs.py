@@ -54,28 +54,22 @@ def log_files(run: Run, attempt: int, ranks: Collection[int] | None = None) -> d
 
 
 def _numbers(run: Run, folder: Path | RemotePath, pattern: re.Pattern[str]) -> list[int]:
-    listed = list_names(folder, *_guards(run)) if isinstance(folder, Path) else folder.names()
+    listed = list_names(folder, run.path, str(log_folder(run))) if isinstance(folder, Path) else folder.names()
     return sorted(int(match[1]) for name in listed if (match := pattern.fullmatch(name)))
 
 
-def read_lines(file: Path | RemotePath, last: int | None = None, run: Run | None = None) -> Iterator[str]:
+def read_lines(run: Run, file: Path | RemotePath, last: int | None = None) -> Iterator[str]:
     """Yield the lines of a log of a run, or the last ones. The log may be larger than the memory. Raise OSError."""
     if last is not None:
-        lines = read_with(file, partial(last_lines, most=last), *_guards(run))
+        lines = read_with(file, partial(last_lines, most=last), run.path, str(log_folder(run)))
         yield from map(_shown, deque(lines, maxlen=last))
         return
-    with _open(file, run) if isinstance(file, Path) else io.BytesIO(file.read_bytes()) as log:
+    with _open(run, file) if isinstance(file, Path) else io.BytesIO(file.read_bytes()) as log:
         yield from map(_shown, iter(partial(log.readline, _PIECE), b""))
 
 
-def _open(file: Path, run: Run | None) -> IO[bytes]:
-    path, folder = _guards(run)
-    return open(open_to_read(file, path, below=folder), "rb")
-
-
-def _guards(run: Run | None) -> tuple[str | None, str | None]:
-    """Return the run directory and that of the logs. Links in them are followed only if they belong to the owner."""
-    return (None, None) if run is None else (run.path, str(log_folder(run)))
+def _open(run: Run, file: Path) -> IO[bytes]:
+    return open(open_to_read(file, run.path, below=str(log_folder(run))), "rb")
 
 
 def _shown(line: bytes) -> str:
@@ -129,7 +123,7 @@ class Follower:
         size, tail = os.lstat(file).st_size, self._tails.get(rank)
         if tail is not None and size == tail.position:  # few of many logs grow between two looks
             return
-        with _open(file, self._run) as log:
+        with _open(self._run, file) as log:
             if tail is None or size < tail.position:
                 wanted = [] if self._last is None else last_lines(log, self._last)
                 begin = 0 if self._last is None else log.tell() - sum(map(len, wanted))

@@ -22,6 +22,7 @@ from distrain.console.run_console import INTERVAL_S, RunConsole
 from distrain.coordinator.observers import Observers
 from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.decisions.run_status import RunStatus
+from distrain.storage.runs.listing import run_at
 from distrain.storage.runs.logs import read_lines
 from distrain.system import consoles
 from distrain.system.background import Background
@@ -144,7 +145,7 @@ def test_a_bar_below_another_one_ends_no_line(capsys: Console, log: Path) -> Non
         "[rank 3] shards: 100%",
         "[rank 3] 100%",
     ]
-    assert list(read_lines(log)) == ["shards: 100%", "100%"]
+    assert list(read_lines(run_at(log.parents[2]), log)) == ["shards: 100%", "100%"]
 
 
 @pytest.mark.parametrize(
@@ -288,7 +289,7 @@ def test_a_line_of_one_stream_replaces_the_bar_of_the_other_in_the_log(output: R
     output.feed(2, b"a warning\n")
     output.close()
     assert log.read_bytes() == b"\r10%|##|\r{'loss': 1}\n\r20%\r30%\nEpoch 1 ...a warning\n"
-    assert list(read_lines(log)) == ["{'loss': 1}", "30%", "Epoch 1 ...a warning"]
+    assert list(read_lines(run_at(log.parents[2]), log)) == ["{'loss': 1}", "30%", "Epoch 1 ...a warning"]
 
 
 def test_a_log_that_cannot_be_written_does_not_keep_others_from_it(capsys: Console, tmp_path: Path) -> None:

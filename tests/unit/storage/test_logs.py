@@ -41,10 +41,10 @@ def run(tmp_path: Path) -> Run:
 )
 def test_lines_are_read_from_either_end(run: Run, last: int | None, lines: list[str]) -> None:
     file = log_files(run, 0)[0]
-    assert list(read_lines(file, last)) == lines
+    assert list(read_lines(run, file, last)) == lines
     remote = RemotePath("memory://logs/rank_0.log")
     remote.write_bytes(file.read_bytes())  # type: ignore[union-attr]
-    assert list(read_lines(remote, last)) == lines
+    assert list(read_lines(run, remote, last)) == lines
     remote.remove()
 
 
@@ -52,7 +52,7 @@ def test_lines_are_read_from_either_end(run: Run, last: int | None, lines: list[
 def test_a_line_is_shown_in_its_last_state_without_what_moves_the_cursor(run: Run, last: int | None) -> None:
     file = log_files(run, 0)[0]
     file.write_bytes(b"10%\r50%\r100%\r\n\x1b[31mred\x1b[0m\x1b[2J\xff\nlast\n")  # type: ignore[union-attr]
-    assert list(read_lines(file, last)) == ["100%", "\x1b[31mred\x1b[0m\ufffd", "last"]
+    assert list(read_lines(run, file, last)) == ["100%", "\x1b[31mred\x1b[0m\ufffd", "last"]
 
 
 def test_attempts_and_ranks_are_found_by_their_files(run: Run) -> None:

@@ -168,7 +168,7 @@ def test_what_a_stranger_puts_into_a_run_of_the_user_is_not_read(run: Path) -> N
     with pytest.raises(PermissionError, match="another user has put or linked it there"):
         last_record(run / "metrics.jsonl")
     with pytest.raises(PermissionError, match="another user has put or linked it there"):
-        list(read_lines(log, 1, run_at(run)))
+        list(read_lines(run_at(run), log, 1))
 
 
 @as_root

@@ -61,7 +61,6 @@ def test_a_wrong_environment_names_the_variable() -> None:
 @pytest.mark.parametrize(
     ("trackers", "kind", "text"),
     [
-        ("tensorboard", TypeError, "RunConfig.trackers must be a list of trackers, got 'tensorboard'"),
         ([print], TypeError, "RunConfig.trackers must hold names such as 'tensorboard', or objects of"),
         ([TensorBoard], TypeError, "TensorBoard is a class; give an object of it, TensorBoard()"),
         (["wandb:project=a", Wandb()], ValueError, "two trackers are called 'wandb'"),
