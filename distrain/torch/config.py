@@ -24,7 +24,7 @@ from distrain.api.ray_names import checks_arguments
 from distrain.system.arguments import check_fields, check_seconds, check_type
 from distrain.system.imports import require
 from distrain.worker import flight_recorder
-from distrain.worker.places import names_in_reach
+from distrain.worker.places import may_contain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,10 +42,10 @@ want, call distrain.collective.barrier() once"""
 _FIRST_STEPS = 20
 """Optimizer steps after which ranks that never communicated are told so."""
 _MEETING = re.compile(
-    r"(i?send|i?recv|(monitored_)?barrier|broadcast|scatter|gather|all_?(reduce|gather)|all_to_all|reduce)(_\w+)?$|"
-    r"average_parameters|DistributedDataParallel|DDP|FSDP|FullyShardedDataParallel|fully_shard|distribute_\w+|prepare"
+    r"\b((send|recv|broadcast|scatter|gather|reduce)\w*\(|isend|irecv|\w*barrier|all_?(reduce|gather|to_all)|reduce_scatter|"
+    r"average_parameters|DistributedDataParallel|DDP|FSDP|FullyShardedDataParallel|fully_shard|distribute_\w+|prepare)"
 )
-"""Names in the user's code that show that ranks are meant to communicate."""
+"""What shows, in the text of the user's code, that ranks are meant to communicate."""
 _CURES = {
     "initialize the default process group twice": "TorchTrainer has set up the process group before train_func: leave "
     "init_process_group() out. DataParallelTrainer sets up none, and `distrain run script.py` none for a script that "
@@ -155,7 +155,7 @@ class TorchConfig(BackendConfig):
 
         def after_step(*_: object) -> None:
             with contextlib.suppress(Exception):  # of a property of the user's, for example
-                if next(steps) == _FIRST_STEPS and not any(map(_MEETING.match, names_in_reach(sys._getframe(1)))):
+                if next(steps) == _FIRST_STEPS and not may_contain(_MEETING, sys._getframe(1)):
                     self.at_end(context)
 
         if context.world_rank == 0 and context.world_size > 1 and "torch.optim" in sys.modules:

@@ -10,16 +10,15 @@ import re
 import sys
 import threading
 import time
-from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from distrain.system.stacks import PRIVATE, WRAPPERS
 from distrain.system.text import LIBRARY_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
+    from types import CodeType, FrameType
 
 _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _COLLECTIVE_FILES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
@@ -99,39 +98,23 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def is_users(code: CodeType) -> bool:
     """Return whether code is the user's own: neither of distrain nor of a library."""
-    return not code.co_filename.startswith(_OWN_FILES) and not LIBRARY_FILE.search(code.co_filename)
+    return _is_users_file(code.co_filename)
 
 
-def names_in_reach(frame: FrameType) -> set[str]:
-    """Return the names in the user's running code, and in the functions and classes that it refers to."""
-    names: set[str] = set()
-    modules: list[ModuleType] = []
-    running = {one.f_code: one.f_globals for one in outwards(frame) if is_users(one.f_code)}
-    todo: list[tuple[object, dict[str, Any]]] = list(running.items())
-    todo += [(one, {}) for one in gc.get_referrers(*running) if isinstance(one, FunctionType)]  # they have the closures
-    seen: dict[int, object] = {}
-    while todo:
-        found, space = todo.pop()
-        if id(found) in seen:
-            continue
-        seen[id(found)] = found
-        if isinstance(found, CodeType) and is_users(found):
-            names.update(found.co_names)
-            todo += [(value, space) for value in (*found.co_consts, *map(space.get, found.co_names))]
-            todo += [(vars(module).get(name), space) for module in modules for name in found.co_names]
-        elif isinstance(found, FunctionType):
-            parts = (found.__code__, vars(found).get("__wrapped__"), *(found.__closure__ or ()))
-            todo += [(part, found.__globals__) for part in parts]
-        elif isinstance(found, ModuleType):
-            modules.append(found)
-            todo += [(vars(found).get(name), space) for name in names]
-        elif isinstance(found, type):
-            todo += [(value, space) for value in vars(found).values()]
-        elif isinstance(found, (CellType, MethodType, partial, staticmethod, classmethod, property)):
-            todo += [(value, space) for value in gc.get_referents(found)]
-        else:
-            todo.append((type(found), space))
-    return names
+def _is_users_file(path: str) -> bool:
+    return not path.startswith(_OWN_FILES) and not LIBRARY_FILE.search(path)
+
+
+def may_contain(pattern: re.Pattern[str], frame: FrameType) -> bool:
+    """Return whether a pattern is found in the text of the user's code, or that of code which is running is missing.
+
+    The text is that of this frame, its callers, and the modules that were imported.
+    """
+    running = {one.f_code.co_filename for one in outwards(frame) if is_users(one.f_code)}
+    modules = [vars(module).get("__file__") for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    imported = {path for path in modules if isinstance(path, str) and path.endswith(".py") and _is_users_file(path)}
+    texts = {path: "".join(linecache.getlines(path)) for path in running | imported}
+    return not all(map(texts.get, running)) or any(map(pattern.search, texts.values()))
 
 
 def is_waiting(frame: FrameType) -> bool:

@@ -144,3 +144,21 @@ def test_a_script_is_told_only_if_it_has_made_no_group(tmp_path: Path, group: st
     command = [sys.executable, "-m", "distrain", "run", "--num-workers", "2", "--storage-path", "runs", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
     assert (LINE in done.stdout + done.stderr) == is_told
+
+
+@pytest.mark.parametrize(("more", "is_told"), [("", True), ("def average(x): torch.distributed.all_reduce(x)", False)])
+def test_ranks_are_told_early_unless_a_file_of_the_user_names_a_collective(
+    tmp_path: Path, more: str, is_told: bool
+) -> None:
+    (tmp_path / "helpers.py").write_text(f"import torch\n{more}\n")
+    (tmp_path / "train.py").write_text(
+        "import sys, torch, helpers\nmodel = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for step in range(30):\n    model(torch.ones(1, 2)).sum().backward()\n    optimizer.step()\n"
+        "print('30 steps', file=sys.stderr)\n"
+    )
+    command = [sys.executable, "-m", "distrain", "run", "--num-workers", "2", "--storage-path", "runs", "train.py"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=True)
+    [log] = (tmp_path / "runs").glob("*/logs/attempt_0/rank_0.log")
+    text = log.read_text()
+    assert (text.index(LINE) < text.index("30 steps")) == is_told, text
