@@ -274,9 +274,7 @@ class Agent:
             self._cpus = None
             self._fail(str(error))
             return
-        if self._job_fd < 0:
-            self._job_fd = os.memfd_create("distrain-job")  # all workers can read it
-        _overwrite(self._job_fd, message.body)
+        self._keep_job(message.body)
         self._is_renewing = fits
         if self._forkserver is not None and fits:
             self._forkserver.renew(message)
@@ -286,6 +284,14 @@ class Agent:
         if not process.sees_pids():
             text = "/proc belongs to another PID namespace, so processes that a worker starts can outlive it"
             self._notify(f"{text}; mount /proc in the container (unshare --mount-proc)")
+
+    def _keep_job(self, body: bytes) -> None:
+        """Keep a pickled job, in place of the former one, in a file that all workers can read."""
+        if self._job_fd >= 0:
+            os.close(self._job_fd)
+        self._job_fd = os.memfd_create("distrain-job")
+        with open(self._job_fd, "wb", closefd=False) as file:
+            file.write(body)
 
     def _order(self, message: wire.OpenStorage | wire.Upload) -> None:
         if self._uploader is None:
@@ -320,7 +326,6 @@ class Agent:
         self._forkserver = ForkServerLink(
             self._loop,
             self._prepared,
-            self._job_fd,
             threads=self._cpus.threads,
             on_packet=self._on_forkserver,
             on_death=self._on_forkserver_death,
@@ -416,7 +421,7 @@ class Agent:
             self._memory.end()
             self._memory = None
         self._loop.cancel("stacks")
-        _overwrite(self._job_fd, b"")
+        self._keep_job(b"")
         self._attempt, self._stopping = -1, None
         self._rests, self._cpus = True, None
         self._loop.call_in("rest", seconds, self._loop.stop)
@@ -477,7 +482,7 @@ class Agent:
             if not worker.spawned and not worker.exited:
                 order = {"kind": "spawn", "rank": worker.rank, "cpus": self._cpus.of(local_rank)}
                 try:
-                    self._forkserver.send(order, worker.child_fds)
+                    self._forkserver.send(order, (*worker.child_fds, self._job_fd))
                     worker.spawned = True
                 except OSError as error:  # of descriptors on their way, a user may have no more than files
                     text = f"cannot start rank {worker.rank}: {error}{_LIMITS.get(error.errno or 0, '')}"
@@ -685,11 +690,3 @@ def _why_no_forkserver(error: OSError, directory: str) -> str:
         create = "create it, or " if isinstance(error, FileNotFoundError) else ""
         return f"no worker can run in {directory}: {error.strerror}; {create}set cwd="
     return f"cannot start the forkserver, the parent of its workers: {error}{_LIMITS.get(error.errno or 0, '')}"
-
-
-def _overwrite(fd: int, data: bytes) -> None:
-    os.ftruncate(fd, 0)
-    os.lseek(fd, 0, os.SEEK_SET)
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
