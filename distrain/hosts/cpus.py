@@ -86,8 +86,6 @@ def rank_cpus(numa_binding: str, workers: int, gpus_per_worker: float, gpus: Seq
     equal_share = max(1, usable_cpus() // max(1, workers))
     if not numa_binding:
         return RankCpus((), equal_share)
-    if not hasattr(os, "sched_setaffinity"):
-        raise ValueError("numa_binding needs Linux: this system cannot bind processes to CPUs")
     cpus = read_cpus()
     nodes = nodes_near_gpus(_gpu_nodes(gpus, cpus), gpus_per_worker or 1, workers)
     if len(nodes) < workers:
