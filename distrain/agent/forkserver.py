@@ -46,11 +46,9 @@ kernel; it then does so itself."""
 def main(arguments: list[str]) -> None:
     """Run a forkserver.
 
-    arguments: the descriptor of the socket, the descriptor of the job, and the settings as JSON.
+    arguments: the descriptor of the socket, and the settings as JSON.
     """
-    settings: dict[str, Any] = json.loads(arguments[2])
-    server = ForkServer(socket.socket(fileno=int(arguments[0])), int(arguments[1]), settings)
-    server.run()
+    ForkServer(socket.socket(fileno=int(arguments[0])), json.loads(arguments[1])).run()
     os._exit(0)  # skips the clean-up of imported modules
 
 
@@ -61,9 +59,8 @@ class ForkServer:
     Answers: ``ready``, ``spawned``, ``failed``, ``exited``, ``swept``, ``alive``, ``stale``.
     """
 
-    def __init__(self, sock: socket.socket, job_fd: int, settings: dict[str, Any]) -> None:
+    def __init__(self, sock: socket.socket, settings: dict[str, Any]) -> None:
         self._socket = sock
-        self._job_fd = job_fd
         self._settings = settings
         self._agent = os.getppid()
         self._loop = Loop()
@@ -134,7 +131,7 @@ class ForkServer:
         command = json.loads(data)
         match command.pop("kind"):
             case "spawn":
-                self._spawn(command["rank"], command["cpus"], WorkerFds._make([*fds, self._job_fd]))
+                self._spawn(command["rank"], command["cpus"], WorkerFds._make(fds))
             case "signal":
                 self._signal(command["ranks"], command["number"])
             case "ping":
@@ -173,8 +170,7 @@ class ForkServer:
             self._workers[pid] = rank
             self._send(kind="spawned", rank=rank, pid=pid)
         for fd in fds:
-            if fd != self._job_fd:
-                os.close(fd)
+            os.close(fd)
 
     def _become_worker(self, cpus: Sequence[int] | None, fds: WorkerFds, parent: int) -> None:
         try:

@@ -33,7 +33,6 @@ class ForkServerLink:
 
     loop: Loop
     prepared: wire.Prepare
-    job_fd: int
     threads: int
     on_packet: Callable[[dict[str, Any]], None]
     on_death: Callable[[int], None]
@@ -43,17 +42,17 @@ class ForkServerLink:
         self.heard_at = self.loop.now
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         settings = {name: getattr(self.prepared, name) for name in ("preload", "start_method", "python_flags")}
-        arguments = (str(theirs.fileno()), str(self.job_fd), json.dumps(settings))
         self._process = process.spawn_quiet(
             process.bootstrap_argv(
                 "forkserver",
-                *arguments,
+                str(theirs.fileno()),
+                json.dumps(settings),
                 python=[self.prepared.python] if self.prepared.python else (),
                 flags=self.prepared.python_flags,
             ),
             environment={"OMP_NUM_THREADS": str(self.threads), **os.environ, **self.prepared.environment},
             directory=self.prepared.directory,
-            pass_fds=(theirs.fileno(), self.job_fd),
+            pass_fds=(theirs.fileno(),),
         )
         theirs.close()
         self.pid = self._process.pid

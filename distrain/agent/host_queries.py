@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from distrain import wire
 from distrain.hosts.inspection import disk_free_bytes, memory_free_bytes, package_versions
-from distrain.hosts.network import address_toward, reserve_port
-from distrain.hosts.reachability import ProbePort, failed_peers, own_place
+from distrain.hosts.network import address_toward, interface_of, reserve_port
+from distrain.hosts.reachability import ProbePort, failed_peers
 from distrain.system.background import Background
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ def _probed(asked: wire.ProbeHost, gpus: Sequence[Gpu]) -> wire.HostProbed:
     received, address, interface, failed = time.time(), "", "", None
     if asked.is_reached:
         try:
-            address, interface = own_place(asked.address, asked.peer)
+            found = asked.address or address_toward(asked.peer)
+            interface, address = interface_of(found), found
         except OSError as error:
             failed = str(error)
     answer = wire.HostProbed(

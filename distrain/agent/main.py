@@ -271,9 +271,7 @@ class Agent:
         fits = self._forkserver is not None and self._forkserver.ready and self._forkserver.fits(message)
         self._prepared = replace(message, body=b"")
         self._threads = max(1, usable_cpus() // max(1, message.workers))
-        if self._job_fd < 0:
-            self._job_fd = os.memfd_create("distrain-job")  # all workers can read it
-        _overwrite(self._job_fd, message.body)
+        self._keep_job(message.body)
         self._is_renewing = fits
         if self._forkserver is not None and fits:
             self._forkserver.renew(message)
@@ -283,6 +281,14 @@ class Agent:
         if not process.sees_pids():
             text = "/proc belongs to another PID namespace, so processes that a worker starts can outlive it"
             self._notify(f"{text}; mount /proc in the container (unshare --mount-proc)")
+
+    def _keep_job(self, body: bytes) -> None:
+        """Keep a pickled job, in place of the former one, in a file that all workers can read."""
+        if self._job_fd >= 0:
+            os.close(self._job_fd)
+        self._job_fd = os.memfd_create("distrain-job")
+        with open(self._job_fd, "wb", closefd=False) as file:
+            file.write(body)
 
     def _order(self, message: wire.OpenStorage | wire.Upload) -> None:
         if self._uploader is None:
@@ -316,7 +322,6 @@ class Agent:
         self._forkserver = ForkServerLink(
             self._loop,
             self._prepared,
-            self._job_fd,
             threads=self._threads,
             on_packet=self._on_forkserver,
             on_death=self._on_forkserver_death,
@@ -412,7 +417,7 @@ class Agent:
             self._memory.end()
             self._memory = None
         self._loop.cancel("stacks")
-        _overwrite(self._job_fd, b"")
+        self._keep_job(b"")
         self._attempt, self._stopping = -1, None
         self._rests, self._threads = True, 0
         self._loop.call_in("rest", order.rests_s, self._loop.stop)
@@ -475,7 +480,7 @@ class Agent:
             if not worker.spawned and not worker.exited:
                 order = {"kind": "spawn", "rank": worker.rank, "cpus": self._cpus.get(worker.rank)}
                 try:
-                    self._forkserver.send(order, worker.child_fds)
+                    self._forkserver.send(order, (*worker.child_fds, self._job_fd))
                     worker.spawned = True
                 except OSError as error:  # of descriptors on their way, a user may have no more than files
                     text = f"cannot start rank {worker.rank}: {error}{_LIMITS.get(error.errno or 0, '')}"
@@ -683,11 +688,3 @@ def _why_no_forkserver(error: OSError, directory: str) -> str:
         create = "create it, or " if isinstance(error, FileNotFoundError) else ""
         return f"no worker can run in {directory}: {error.strerror}; {create}set cwd="
     return f"cannot start the forkserver, the parent of its workers: {error}{_LIMITS.get(error.errno or 0, '')}"
-
-
-def _overwrite(fd: int, data: bytes) -> None:
-    os.ftruncate(fd, 0)
-    os.lseek(fd, 0, os.SEEK_SET)
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

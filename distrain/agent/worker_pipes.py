@@ -43,7 +43,7 @@ class WorkerPipes:
         self.stacks_fd = stacks_read
         self.stacks = b""
         self.child_fds: tuple[int, ...] = (down_read, up_write, out_write, err_write, stacks_write)
-        """The worker's ends of the pipes, in the order of :class:`~distrain.worker.main.WorkerFds`."""
+        """The worker's ends of the pipes, in the order of :class:`~distrain.worker.main.WorkerFds`, without the job."""
         self.pid = 0
         """0 until it is known."""
         self.spawned = False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.cli import parsers
-from distrain.cli.requesting import listener_at, request
+from distrain.cli.requesting import request
 from distrain.cli.text import echo
 from distrain.coordinator.requests import DEBUG, STACKS
 from distrain.storage.runs.listing import NoSuchRun

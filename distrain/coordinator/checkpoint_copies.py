@@ -51,16 +51,17 @@ class CheckpointCopies:
         host, path, then = asked.host, asked.path, asked.then
         copies = self._copies.setdefault(host, [])
         copy = next((copy for copy in copies if copy.path == path), None)
-        if copy is None:
-            self._count += 1  # a copy that is dropped is deleted later
-            staging = self._hosts.checkpoints_on(host)
-            copy = _Copy(path, f"{staging}/{Path(path).name}-{self._count}")
-            copies.append(copy)
-            order = wire.Deliver(folder=copy.folder, root=path, staging=staging, is_checkpoint=True)
-            self._hosts.deliver(host, order, partial(self._on_delivered, host, copy))
-        copy.waiting.append(then)
-        if copy.is_ready:
-            self._answer(copy)
+        if copy is not None:
+            copy.waiting.append(then)
+            if copy.is_ready:
+                self._answer(copy)
+            return
+        self._count += 1  # a copy that is dropped is deleted later
+        staging = self._hosts.checkpoints_on(host)
+        copy = _Copy(path, f"{staging}/{Path(path).name}-{self._count}", [then])
+        copies.append(copy)
+        order = wire.Deliver(folder=copy.folder, root=path, staging=staging, is_checkpoint=True)
+        self._hosts.deliver(host, order, partial(self._on_delivered, host, copy))
 
     def _on_delivered(self, host: str, copy: _Copy, failed: str | None) -> None:
         copy.is_ready = failed is None

@@ -37,11 +37,8 @@ class GpuHealth:
     celsius: int = 0
 
 
-def gpu_health(uuids: Collection[str], *, with_processes: bool = True) -> list[GpuHealth]:
-    """Return the health of the GPUs with these UUIDs; of none if there is no usable driver. Raises nothing.
-
-    with_processes: name the processes that use each GPU, which takes longer.
-    """
+def gpu_health(uuids: Collection[str]) -> list[GpuHealth]:
+    """Return the health of the GPUs with these UUIDs; of none if there is no usable driver. Raises nothing."""
     try:
         import pynvml
     except ImportError:
@@ -54,13 +51,13 @@ def gpu_health(uuids: Collection[str], *, with_processes: bool = True) -> list[G
                 with contextlib.suppress(pynvml.NVMLError):  # lost, or of another container: find_gpus() reports that
                     device = pynvml.nvmlDeviceGetHandleByIndex(index)
                     if (uuid := pynvml.nvmlDeviceGetUUID(device)) in uuids:
-                        found.append(_health(pynvml, index, uuid, device, with_processes=with_processes))
+                        found.append(_health(pynvml, index, uuid, device))
         finally:
             pynvml.nvmlShutdown()
     return found
 
 
-def _health(nvml: Any, index: int, uuid: str, device: Any, *, with_processes: bool) -> GpuHealth:
+def _health(nvml: Any, index: int, uuid: str, device: Any) -> GpuHealth:
     def ask(default: Any, question: Callable[..., Any], *arguments: int) -> Any:
         try:
             return question(device, *arguments)
@@ -70,13 +67,12 @@ def _health(nvml: Any, index: int, uuid: str, device: Any, *, with_processes: bo
     memory = ask(None, nvml.nvmlDeviceGetMemoryInfo)
     *_, rows_pending, rows_failed = ask((0, 0, 0, 0), nvml.nvmlDeviceGetRemappedRows)  # since Ampere; pages before
     is_pending = rows_pending or ask(False, nvml.nvmlDeviceGetRetiredPagesPendingStatus)
-    processes = ask([], nvml.nvmlDeviceGetComputeRunningProcesses) if with_processes else []
     return GpuHealth(
         index=index,
         uuid=uuid,
         memory_bytes=memory.total if memory is not None else 0,
         free_bytes=memory.free if memory is not None else 0,
-        processes=[_describe(process) for process in processes],
+        processes=[_describe(process) for process in ask([], nvml.nvmlDeviceGetComputeRunningProcesses)],
         memory_errors=ask(
             0, nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         ),

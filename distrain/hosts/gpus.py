@@ -100,13 +100,8 @@ _INIT_HINTS = {
 
 
 def _gpu(nvml: Any, index: int) -> Gpu:
-    device = nvml.nvmlDeviceGetHandleByIndex(index)
-    name, uuid = nvml.nvmlDeviceGetName(device), nvml.nvmlDeviceGetUUID(device)
-    return Gpu(name=name, uuid=uuid, pci=_pci_address(nvml, device))
-
-
-def _pci_address(nvml: Any, device: Any) -> str:
+    device, pci = nvml.nvmlDeviceGetHandleByIndex(index), ""
     with contextlib.suppress(nvml.NVMLError):
         info = nvml.nvmlDeviceGetPciInfo(device)
-        return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
-    return ""
+        pci = f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+    return Gpu(name=nvml.nvmlDeviceGetName(device), uuid=nvml.nvmlDeviceGetUUID(device), pci=pci)

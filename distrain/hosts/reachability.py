@@ -10,7 +10,6 @@ import contextlib
 import socket
 from typing import TYPE_CHECKING
 
-from distrain.hosts.network import address_toward, interface_of
 from distrain.system.background import in_threads
 
 if TYPE_CHECKING:
@@ -58,15 +57,6 @@ class ProbePort:
             self._loop.forget(self._listener.fileno())
             self._listener.close()
             self._listener = None
-
-
-def own_place(address: str, peer: str) -> tuple[str, str]:
-    """Return the address at which others reach this host, and its interface. Raises OSError.
-
-    peer: another host, toward which this one finds its address if ``address`` is empty.
-    """
-    address = address or address_toward(peer)
-    return address, interface_of(address)
 
 
 def failed_peers(peers: Mapping[str, tuple[str, int]], nonce: str) -> dict[str, str]:

@@ -73,7 +73,7 @@ def _memory_troubles(ranks: Mapping[int, int], before: list[Trouble]) -> list[Tr
 
 def _gpu_troubles(gpus: Mapping[int, Sequence[Gpu]]) -> list[Trouble]:
     uuids = {gpu.uuid for own in gpus.values() for gpu in own}
-    health = {found.uuid: found for found in gpu_health(uuids, with_processes=False)}
+    health = {found.uuid: found for found in gpu_health(uuids)}
     return [
         Trouble(rank=rank, kind="GPU", problem=f"{problem} {gpu.uuid}", text=text)
         for rank, own in gpus.items()

@@ -351,7 +351,8 @@ class Checkpoint:
         if self._find(()) != self._location:
             raise CheckpointError(f"{self.path} is on another machine: call set_metadata() there, in the worker")
         with contextlib.suppress(CheckpointError):  # metadata that are damaged are replaced
-            text = json.dumps({**self._positions(), **metadata})
+            kept = {name: value for name, value in self.get_metadata().items() if name == POSITIONS}
+            text = json.dumps({**kept, **metadata})
         target = self._location / METADATA_FILE
         if isinstance(target, RemotePath):
             target.write_bytes(text.encode())
@@ -359,11 +360,6 @@ class Checkpoint:
             temporary = target.with_name(target.name + ".new")
             temporary.write_text(text)
             temporary.replace(target)
-
-    def _positions(self) -> dict[str, Any]:
-        """Return the metadata's entry with the positions in the data, if there is one."""
-        metadata = self.get_metadata()
-        return {POSITIONS: metadata[POSITIONS]} if POSITIONS in metadata else {}
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Add entries to the metadata, or replace them."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+_LIBC = ctypes.CDLL(None)
 _SYNC_FILE_RANGE_WRITE = 2
 
 
@@ -23,12 +23,7 @@ def begin_flush(fd: int, start: int, count: int) -> None:
 
     count: their number, 0 for all up to the end.
     """
-    _libc().sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(count), _SYNC_FILE_RANGE_WRITE)
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+    _LIBC.sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(count), _SYNC_FILE_RANGE_WRITE)
 
 
 def flush(path: str | Path) -> None:

@@ -11,7 +11,7 @@ import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.errors import StorageError
@@ -48,23 +48,16 @@ class StorageExecutor:
 
     def do(self, order: wire.Message) -> wire.Message:
         """Execute an order, and return the answer to it."""
+        work: Any = {
+            wire.OpenStorage: self._open,
+            wire.Upload: self._store_files,
+            wire.PublishCheckpoint: self._publish,
+            wire.UpdateManifest: self._update_manifest,
+            wire.DeleteCheckpoints: self._delete,
+            wire.MirrorRecords: lambda _: self.mirror(),
+        }
         try:
-            match order:
-                case wire.OpenStorage():
-                    self._open(order)
-                case wire.Upload():
-                    return self._store_files(order)
-                case wire.PublishCheckpoint():
-                    self._publish(order)
-                case wire.UpdateManifest():
-                    self._update_manifest(order)
-                case wire.DeleteCheckpoints():
-                    self._delete(order)
-                case wire.MirrorRecords():
-                    self.mirror()
-                case _:
-                    raise AssertionError(f"not an order: {order!r:.200}")
-            return wire.OrderDone()
+            return work[type(order)](order) or wire.OrderDone()
         except Exception as error:  # the coordinator waits for an answer, whatever a filesystem raises
             return wire.failed_answer(order, error)
 

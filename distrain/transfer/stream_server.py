@@ -71,10 +71,11 @@ def _get(end: StreamEnd, asked: wire.AskForFiles) -> wire.FilesAnswer:
 
 
 def _list(_end: StreamEnd, asked: wire.AskForFiles) -> wire.FilesAnswer:
-    """Return all files, and those that links lead to, with their paths below the directory."""
+    """Find all files, and those that links lead to, with their paths below the directory."""
     found = [path for path in Path(asked.folder).rglob("*") if path.is_file()]
-    files = [ShippedFile.found(str(path.relative_to(asked.folder)), path.stat()) for path in found]
-    return wire.FilesAnswer(files=[*files])
+    return wire.FilesAnswer(
+        files=[ShippedFile.found(str(path.relative_to(asked.folder)), path.stat()) for path in found]
+    )
 
 
 def _delete(_end: StreamEnd, asked: wire.AskForFiles) -> wire.FilesAnswer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import tempfile
 from typing import TYPE_CHECKING
 
 from distrain.system import process
@@ -13,7 +12,6 @@ from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
 
 _STRAY_BYTES = 4 << 10
 
@@ -29,7 +27,7 @@ class ChildLink:
         self, argv: Sequence[str], *, environment: Mapping[str, str] | None = None, greeting: bool = False
     ) -> None:
         with contextlib.ExitStack() as stack:
-            self._said = stack.enter_context(tempfile.TemporaryFile()) if greeting else None
+            self._said = stack.enter_context(open(os.memfd_create("stderr"), "rb")) if greeting else None
             stderr = self._said.fileno() if self._said else None
             self.process = process.spawn(argv, stderr=stderr, environment=environment)
             stack.pop_all()

@@ -7,6 +7,7 @@ The processes and their conversations:
   (:class:`ToWorker`, :class:`FromWorker`);
 - uploader and its parent, which is an agent or the coordinator; agents pass its messages on, too;
 - coordinator and mover, which carries files to and from a host that does not share them;
+- mover and stream server, which reads and writes the files on that host;
 - coordinator and validator.
 
 Each docstring ends with the direction and, where there is one, the answer. How messages become bytes is in

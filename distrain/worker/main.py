@@ -42,7 +42,7 @@ _MOST_REQUESTS = 64
 
 
 class WorkerFds(NamedTuple):
-    """The descriptors that a worker starts with. The agent passes them on in this order, without the job.
+    """The descriptors that a worker starts with. The agent passes them on in this order.
 
     down, up: messages from and to the agent.
     out, err: stdout and stderr.

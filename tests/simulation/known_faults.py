@@ -277,7 +277,7 @@ KNOWN = [
     Known(
         "a rank that asks for a checkpoint which its host has already is not answered",
         "coordinator/checkpoint_copies.py",
-        "        if copy.is_ready:\n            self._answer(copy)\n",
+        "            if copy.is_ready:\n                self._answer(copy)\n",
         "",
     ),
     Known(

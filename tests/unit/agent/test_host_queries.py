@@ -52,7 +52,9 @@ def test_hosts_connect_to_each_other(host: Host) -> None:
     assert answer.failed_peers == {"nowhere": "Connection refused"}
 
 
-def test_an_address_that_cannot_be_had_is_said(host: Host) -> None:
-    there = host.answer(wire.ProbeHost(nonce="nonce", is_reached=True, address="192.0.2.1"))
+@pytest.mark.parametrize("address", ["192.0.2.1", ""])
+def test_an_address_that_cannot_be_had_is_said(host: Host, address: str) -> None:
+    there = host.answer(wire.ProbeHost(nonce="nonce", is_reached=True, address=address))
     assert (there.address, there.port) == ("", 0)
     assert there.failed is not None
+    assert "no interface has" in there.failed or "Name or service not known" in there.failed

@@ -76,6 +76,12 @@ def test_a_delivery_that_fails_is_answered_and_the_next_who_asks_causes_another(
         assert lab.answers[-1][2] == failed
 
 
+def test_a_mover_that_cannot_be_started_is_answered(lab: Lab) -> None:
+    lab.deliver = lambda host, order, then: then("the mover cannot be started")  # type: ignore[method-assign]
+    lab.fetch(CHECKPOINT, "a", "a")
+    assert [why for _, _, why in lab.answers] == ["the mover cannot be started"] * 2
+
+
 def test_a_host_that_was_lost_gets_a_checkpoint_again(lab: Lab) -> None:
     lab.fetch(CHECKPOINT, "a")
     lab.copies.lost(HostLost("a", "it is gone"))
