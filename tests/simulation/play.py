@@ -34,7 +34,7 @@ from distrain.coordinator.run import run as run_module
 from distrain.coordinator.run.facts import RunFacts
 from distrain.coordinator.store import local_store
 from distrain.coordinator.store.remote_store import open_run
-from distrain.decisions.events import RunRequest
+from distrain.decisions.events import RunRequest, Validator
 from distrain.hosts.host import HostSettings
 from distrain.hosts.hostfile import HostSpec
 from distrain.storage import checkpoint, file_transfer, run_lock
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 _LONGEST_S = 4_000.0
 
 
-_VALIDATOR: Any = SimpleNamespace(environment={}, blob=b"", directory="", sys_path=[], timeout_s=None)
+_VALIDATOR = Validator(order=wire.RunValidation(directory="", sys_path=[], body=b""), timeout_s=None, environment={})
 
 
 class Life:

@@ -277,13 +277,8 @@ def _validator(validation: ValidationConfig | None, run: RunConfig, sys_path: li
     task = validation.task_config or ValidationTaskConfig()
     config = dict(task.fn_kwargs or {})
     work = job.FunctionWork(function=validation.fn, config=config, validates=True, backend=BackendConfig())
-    return Validator(
-        blob=job.make_job(work).blob,
-        timeout_s=task.timeout_s,
-        directory=os.getcwd(),
-        sys_path=sys_path,
-        environment=run.env_vars,
-    )
+    order = wire.RunValidation(directory=os.getcwd(), sys_path=sys_path, body=job.make_job(work).blob)
+    return Validator(order=order, timeout_s=task.timeout_s, environment=run.env_vars)
 
 
 def _requirements(file: str | os.PathLike[str]) -> str:

@@ -302,24 +302,26 @@ class Run:
             write_atomically(self.store.paths.error_pickle, blob)
 
     def _run_errors(self, engine: Engine) -> RunErrors:
-        end, evidence, progress = engine.end, engine.evidence, self._status.progress
-        name, logs, latest = self.store.location.name, None, self.store.ledger.latest
-        if self.where.starts_workers and end.attempt >= self._manifest.first_attempt:
-            logs = self.store.display_path(self.store.paths.log(end.attempt, 0).parent)
+        end, evidence, progress, store = engine.end, engine.evidence, self._status.progress, self.store
+        latest, logs = store.ledger.latest, store.paths.log(end.attempt, 0).parent
+        has_logs = self.where.starts_workers and end.attempt >= self._manifest.first_attempt
+        has_page = self._storage_works(end) and not store.is_remote  # else it is not certain to be written
+        facts = {
+            "step": "{:,} of {:,}".format(*progress) if progress else None,
+            "checkpoint": f"{latest.path.name}, at {latest.place}" if latest else None,
+            "logs": store.display_path(logs) if has_logs else None,
+            "evidence": None if evidence.is_empty else store.display_path(evidence.folder()),
+            "page" if has_page else "run": str(store.paths.page if has_page else store.location),
+        }
         return RunErrors(
             summary=end,
-            run=str(self.store.location),
-            name=name,
+            name=store.location.name,
             is_script=self.request.is_script,
-            step="{:,} of {:,}".format(*progress) if progress else None,
-            checkpoint=f"{latest.path.name}, at {latest.place}" if latest else None,
-            logs=logs,
-            page=str(self.store.paths.page) if self._storage_works(end) and not self.store.is_remote else None,
+            facts=facts,
             last_lines=engine.outputs.last_words(),
             where=engine.hangs.locations(end.stopped_ranks),
             collectives=engine.hangs.collectives(),
             is_stuck=self._continued and engine.reports.last is None,
-            evidence=None if evidence.is_empty else self.store.display_path(evidence.folder()),
         )
 
 
