@@ -20,10 +20,10 @@ from distrain.system.log import say, warn
 from distrain.transfer.order_link import OrderLink
 
 if TYPE_CHECKING:
-    from distrain import wire
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from distrain import wire
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
     from distrain.storage.commit import CommittedCheckpoint

@@ -267,10 +267,9 @@ class Play:
         )  # fmt: skip
         transports: Any = [SimpleNamespace(host=spec) for spec in specs]
         shipping = Shipping(question=wire.SetUpHost(files=[], folders=[], place=""), fetch_limit=1 << 30)
-        where = run_module.Where(transports=transports, shipping=shipping, starts_workers=True)
         store = open_run(config.storage_path, config.name)
         try:
-            life.result = _Run(store, request, config, work, where, None, life, self).train()
+            life.result = _Run(store, request, config, work, transports, shipping, None, life, self).train()
         finally:
             store.close()
 
