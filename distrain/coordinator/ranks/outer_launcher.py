@@ -247,7 +247,7 @@ def _from_pods(
         return None
     number, world_size = int(environment[rank]), int(environment[size])
     numbers: dict[str, Any] = {"rank": number, "local_rank": 0, "world_size": world_size, "local_world_size": 1}
-    place = {"node_rank": number, "address": environment[address], "port": int(environment[port])}
+    place: dict[str, Any] = {"node_rank": number, "address": environment[address], "port": int(environment[port])}
     return OuterLauncher(name=name, **numbers, **place)
 
 
