@@ -259,7 +259,7 @@ class Agent:
                 self._loop.call_in("stacks", STACKS_TIMEOUT_S, self._send_stacks)
             case wire.OpenStorage():
                 self._order(message)
-            case wire.Upload() if message.attempt == self._attempt or message.ordinal < 0:
+            case wire.Upload() if message.attempt >= self._attempt:  # this host may know an earlier one
                 self._order(message)
             case wire.Close() if message.rests_s and self._can_rest():
                 self._rest(message)

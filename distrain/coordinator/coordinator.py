@@ -31,7 +31,7 @@ from distrain.system.process import raise_fd_limit
 from distrain.system.text import BY_COMMAND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from distrain.coordinator.engine import Engine
 
@@ -179,7 +179,7 @@ class Coordinator:
         elif machine.state is RunState.SETTLING and machine.was_asked_to_stop:
             self._impatient = True  # the run only waits for a checkpoint that is being stored
         engine.observers.tell(Stopping(why))
-        engine.happened(events.StopRequested(why))
+        engine.happened("", events.StopRequested(why))
 
     def _on_stop_request(self, reply: Callable[[str], None], _: str) -> None:
         """Stop the run as SIGTERM does, but only once: a second request kills no rank that is storing something."""
@@ -212,7 +212,9 @@ class Coordinator:
     def _store_memory(self) -> None:
         """Store the newest checkpoint in memory before the hosts end; Ctrl-C ends the waiting."""
         self.engine.desk.handle(StoreLast())
-        self._await_writing(lambda: not self.engine.checkpoints.rounds.is_storing)
+        for _ in self._patiently():
+            if not self.engine.checkpoints.rounds.is_storing:
+                break
         self.engine.desk.handle(RunEnds())
 
     def _bring_files_back(self) -> None:
@@ -220,8 +222,10 @@ class Coordinator:
         engine, files = self.engine, self.engine.host_files
         for host in engine.request.hosts if engine.attempt >= 0 else ():
             files.bring_back(host)  # one after the other, because they may have files of the same names
-            self._await_writing(lambda: not files.is_delivering)
-            if files.is_delivering:
+            for _ in self._patiently():
+                if not files.is_delivering:
+                    break
+            else:
                 warn("some files of ranks are still on other hosts; they are copied when the run next uses those hosts")
                 break
         files.warn_of_lost()
@@ -236,20 +240,27 @@ class Coordinator:
         store = self.engine.store
         if self.engine.machine.state is RunState.FINISHED:
             store.secure_records()
-        self._await_writing(lambda: store.is_idle)
-        if not store.is_idle:
-            store.abandon_pending_work()
+        for _ in self._patiently():
+            if store.is_idle:
+                return
+        store.abandon_pending_work()
 
-    def _await_writing(self, done: Callable[[], bool]) -> None:
-        """Wait; if Ctrl-C ends the waiting, still wait for quick work, ``_LEAST_WAIT_S`` at most."""
-        loop = self.engine.loop
+    def _patiently(self) -> Iterator[None]:
+        """Wait for what happens between two iterations, without end.
+
+        If Ctrl-C ends the waiting, still wait for quick work, ``_LEAST_WAIT_S`` at most.
+        """
+        loop, least = self.engine.loop, time.monotonic() + _LEAST_WAIT_S
         loop.call_in("storage", _NOTICE_AFTER_S, self.engine.store.announce_wait)
-        least = time.monotonic() + _LEAST_WAIT_S
         loop.call_at("least", least, lambda: None)
-        while not (done() or (self._impatient and time.monotonic() >= least)):
-            self._step()
-            self.engine.flush()
-        loop.cancel("storage")
+        try:
+            yield
+            while not (self._impatient and time.monotonic() >= least):
+                self._step()
+                self.engine.flush()
+                yield
+        finally:
+            loop.cancel("storage")
 
     def _await_validations(self) -> None:
         """Wait for the validations of a finished run; Ctrl-C ends the waiting.

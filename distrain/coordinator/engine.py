@@ -176,7 +176,7 @@ class Engine:
         self.parts.add_handlers(self.desk.handlers)
         self.parts.add(self.reports)
         self.parts.add_handlers({events.AttemptEnded: self._announce_end})
-        self.parts.add_handlers(dict.fromkeys({*MESSAGES, events.HangDetected}, self._decide))
+        self.parts.add_handlers(dict.fromkeys({*MESSAGES, events.HangDetected}, self.happened))
 
     @property
     def end(self) -> RunSummary:
@@ -193,7 +193,7 @@ class Engine:
     def _on_lost(self, lost: events.HostLost) -> None:
         ranks = [rank.rank for rank in self.machine.plan.on(lost.host)] if self.machine.plan else []
         self.parts.tell(lost.host, lost)
-        self.happened(replace(lost, owes=self.checkpoints.assembly.awaits(ranks)))
+        self.happened("", replace(lost, owes=self.checkpoints.assembly.awaits(ranks)))
 
     @hears(wire.Outcome)
     def _on_outcome(self, _: str, outcome: wire.Outcome) -> None:
@@ -210,7 +210,7 @@ class Engine:
         """Tell observers and the machine how a rank ends. The message that says so follows."""
         is_stopping = self.machine.state is RunState.STOPPING or rolls_back
         self.announce(RankEnded(rank, "ended" if ok else "stopped" if is_stopping else "failed"))
-        self.happened(events.RankEnds(rank, self.reports.report_counts.get(rank, 0), reason))
+        self.happened("", events.RankEnds(rank, self.reports.report_counts.get(rank, 0), reason))
 
     @hears(wire.OrderDone)
     def _on_storage_opened(self, host: str, message: wire.OrderDone) -> None:
@@ -221,7 +221,7 @@ class Engine:
         """End the run: further training would be lost."""
         if self.machine.state in (RunState.FAILED, RunState.STOPPED):  # then the machine ignores it
             warn(why)
-        self.happened(events.StorageFailed(why))
+        self.happened("", events.StorageFailed(why))
 
     def watch(self, what: Callable[..., None], *facts: Any) -> None:
         """Call a method of :attr:`hangs`, and do what follows from that."""
@@ -232,7 +232,7 @@ class Engine:
 
     def refuse(self, host: str, why: str) -> None:
         """End the run because a host cannot train."""
-        self.happened(wire.HostFailed(text=why), host)
+        self.happened(host, wire.HostFailed(text=why))
 
     def _report(self, finding: Finding) -> None:
         """End the run because of a problem of a host, or only warn of it."""
@@ -241,6 +241,7 @@ class Engine:
         else:
             warn(f"{finding.host}: {finding.text}")
 
+    @does(HangBegan, HangEnded)
     def announce(self, fact: Fact) -> None:
         """Tell a fact to all who want to hear it."""
         self.status.hear(fact)
@@ -248,7 +249,7 @@ class Engine:
 
     # -- what is decided ------------------------------------------------------------------------------------------
 
-    def happened(self, event: events.Event | wire.Message, host: str = "") -> None:
+    def happened(self, host: str, event: events.Event | wire.Message) -> None:
         """Tell the machine, and do what it decides. ``host``: the one that a message is from."""
         self.do(self.machine.handle(event, time.monotonic(), host))
         self.status.phase, self.status.is_stopping = self.machine.state.value, self.machine.was_asked_to_stop
@@ -258,10 +259,7 @@ class Engine:
         return None if self.is_over else self.machine.deadline()
 
     def _tick_machine(self) -> None:
-        self.happened(events.Tick())
-
-    def _decide(self, host: str, event: events.Event | wire.Message) -> None:
-        self.happened(event, host)
+        self.happened("", events.Tick())
 
     def do(self, chosen: Sequence[object]) -> None:
         """Carry out actions."""
@@ -293,10 +291,6 @@ class Engine:
     def _reply(self, answer: Reply) -> None:
         answer.reply(answer.text)
 
-    @does(HangBegan, HangEnded)
-    def _announce_hang(self, fact: HangBegan | HangEnded) -> None:
-        self.announce(fact)
-
     @does(Committed)
     def _announce_commit(self, fact: Committed) -> None:
         self.announce(replace(fact, now=time.monotonic()))
@@ -307,7 +301,7 @@ class Engine:
 
     @does(actions.NewStart)
     def _on_new_start(self, action: actions.NewStart) -> None:
-        self.happened(events.CheckpointAvailable(action.path))
+        self.happened("", events.CheckpointAvailable(action.path))
 
     @does(actions.VerifyLatest)
     def _verify(self, action: actions.VerifyLatest) -> None:
@@ -386,7 +380,7 @@ class Engine:
             left_out=list(skip_to),
         )
         skips = self.manifest.skip_to if latest is None else latest.skip_to
-        self.happened(events.RolledBack(path, skips or {}, suspect))
+        self.happened("", events.RolledBack(path, skips or {}, suspect))
 
     # -- what parts need of each other ----------------------------------------------------------------------------
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distrain import wire
 from distrain.api.context import ReportedCheckpointStatus as Status
 from distrain.decisions.checkpoints.actions import Validate, Validated
 from distrain.decisions.hearing import does
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from distrain import wire
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
     from distrain.storage.commit import CommittedCheckpoint
@@ -123,17 +123,9 @@ class Validations:
         limit_s = validator.timeout_s if limit_s is None else limit_s
         deadline = None if limit_s is None else time.monotonic() + limit_s
         task = self._task = _Task(saved, link, log, deadline)
-        link.order(
-            wire.RunValidation(
-                checkpoint=str(saved.path),
-                filesystem=request.filesystem,
-                overrides=saved.validation["overrides"],
-                directory=validator.directory,
-                sys_path=validator.sys_path,
-                body=validator.blob,
-            ),
-            partial(self._on_answer, task),
-        )
+        overrides, path = saved.validation["overrides"], str(saved.path)
+        order = replace(validator.order, checkpoint=path, filesystem=request.filesystem, overrides=overrides)
+        link.order(order, partial(self._on_answer, task))
 
     def _on_answer(self, task: _Task, answer: wire.OrderDone) -> None:
         if answer.failed is not None:

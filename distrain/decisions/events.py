@@ -30,15 +30,13 @@ if TYPE_CHECKING:
 class Validator:
     """The user's validation function and the settings of the process that calls it.
 
-    blob: the pickled work that holds the function and its default keyword arguments.
+    order: has everything but the checkpoint.
     timeout_s: default time limit of one validation.
-    directory, sys_path, environment: those of the user's process.
+    environment: that of the user's process.
     """
 
-    blob: bytes
+    order: wire.RunValidation
     timeout_s: float | None
-    directory: str
-    sys_path: list[str]
     environment: Mapping[str, str]
 
 

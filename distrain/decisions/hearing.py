@@ -1,4 +1,4 @@
-"""Which method of a part handles which kind of message or event: it says so itself. Runs in: coordinator."""
+"""Which method of a part handles which kind of message, event or action: it says so itself. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     _Act = TypeVar("_Act", bound=Callable[[Any, Any], None])
 
 
+def _marked(name: str, value: object) -> Callable[[Any], Any]:
+    def mark(method: Any) -> Any:
+        setattr(method, name, value)
+        return method
+
+    return mark
+
+
 def hears(*kinds: type) -> Callable[[_Method], _Method]:
     """Mark a method that is called with messages of these kinds, and with the host that each one is from.
 
@@ -20,22 +28,17 @@ def hears(*kinds: type) -> Callable[[_Method], _Method]:
     ...     @hears(wire.RendezvousPort)
     ...     def _on_port(self, host: str, message: wire.RendezvousPort) -> None: ...
     """
-
-    def mark(method: _Method) -> _Method:
-        method.kinds = kinds  # type: ignore[attr-defined]
-        return method
-
-    return mark
+    return _marked("kinds", kinds)
 
 
 def does(*kinds: type) -> Callable[[_Act], _Act]:
     """Mark a method that carries out actions of these kinds. It is called with the action alone."""
+    return _marked("does", kinds)
 
-    def mark(method: _Act) -> _Act:
-        method.does = kinds  # type: ignore[attr-defined]
-        return method
 
-    return mark
+def on(kind: type, *states: object) -> Callable[[_Method], _Method]:
+    """Mark a method of a state machine that handles events of a kind, in these states; without states, in any other."""
+    return _marked("on", [(kind, state) for state in states or (None,)])
 
 
 def handlers_of(part: object) -> dict[type, Handler]:
@@ -72,16 +75,6 @@ class Parts:
         """Tell all parts that hear this kind. ``host``: the one that a message is from."""
         for handler in self._handlers.get(type(event), ()):
             handler(host, event)
-
-
-def on(kind: type, *states: object) -> Callable[[_Method], _Method]:
-    """Mark a method of a state machine that handles events of a kind, in these states; without states, in any other."""
-
-    def mark(method: _Method) -> _Method:
-        method.on = [(kind, state) for state in states or (None,)]  # type: ignore[attr-defined]
-        return method
-
-    return mark
 
 
 def table_of(machine: type) -> dict[tuple[type, object], Callable[[Any, str, Any], None]]:

@@ -729,12 +729,12 @@ class RunValidation(Message):
     Coordinator -> validator; answered by :class:`OrderDone`.
     """
 
-    checkpoint: str
-    filesystem: str
-    overrides: str
     directory: str
     sys_path: list[str]
     body: bytes
+    checkpoint: str = ""
+    filesystem: str = ""
+    overrides: str = ""
 
 
 # -- the life of a worker --------------------------------------------------------------------------------------------

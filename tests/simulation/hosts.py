@@ -212,7 +212,7 @@ class Agent:
                 self._stop(message)
             case wire.TakeStacks(attempt=attempt) if attempt == self._attempt and self._stopping is None:
                 self.loop.call_in("stacks", 0.2, lambda: self._send_stacks(watches=message.watches))
-            case wire.Upload() if message.attempt == self._attempt or message.ordinal < 0:
+            case wire.Upload() if message.attempt >= self._attempt:
                 self._uploader.order(message, self.up.send)
             case wire.OpenStorage():
                 self._uploader.order(message, self.up.send)

@@ -34,7 +34,7 @@ from distrain.coordinator.run import run as run_module
 from distrain.coordinator.run.facts import RunFacts
 from distrain.coordinator.store import local_store
 from distrain.coordinator.store.remote_store import open_run
-from distrain.decisions.events import RunRequest
+from distrain.decisions.events import RunRequest, Validator
 from distrain.hosts.host import HostSettings
 from distrain.hosts.hostfile import HostSpec
 from distrain.storage import checkpoint, file_transfer, run_lock
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 _LONGEST_S = 4_000.0
 
 
-_VALIDATOR: Any = SimpleNamespace(environment={}, blob=b"", directory="", sys_path=[], timeout_s=None)
+_VALIDATOR = Validator(order=wire.RunValidation(directory="", sys_path=[], body=b""), timeout_s=None, environment={})
 
 
 class Life:
@@ -267,10 +267,9 @@ class Play:
         )  # fmt: skip
         transports: Any = [SimpleNamespace(host=spec) for spec in specs]
         shipping = Shipping(question=wire.SetUpHost(files=[], folders=[], place=""), fetch_limit=1 << 30)
-        where = run_module.Where(transports=transports, shipping=shipping, starts_workers=True)
         store = open_run(config.storage_path, config.name)
         try:
-            life.result = _Run(store, request, config, work, where, None, life, self).train()
+            life.result = _Run(store, request, config, work, transports, shipping, None, life, self).train()
         finally:
             store.close()
 

@@ -8,7 +8,7 @@ import re
 import shlex
 import signal
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.decisions.host_checks import refusal
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from distrain.coordinator.connection.transport import Transport
+
+    _OnMessage = Callable[["AgentLink", wire.Message], None]
+    _OnEnd = Callable[["AgentLink", str], None]
 
 PING_INTERVAL_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
@@ -95,20 +98,15 @@ def _ignore(*arguments: object) -> None:
     """Do nothing, in place of a callback."""
 
 
-class LinkCallbacks(NamedTuple):
-    """The callbacks of a link, which is their first argument.
+class AgentLink:
+    """The process that carries the messages to and from one agent: ssh, or the agent itself on this machine.
 
     on_end: the agent has ended, or was refused and dropped; gets the reason.
     """
 
-    on_message: Callable[[AgentLink, wire.Message], None] = _ignore
-    on_end: Callable[[AgentLink, str], None] = _ignore
-
-
-class AgentLink:
-    """The process that carries the messages to and from one agent: ssh, or the agent itself on this machine."""
-
-    def __init__(self, loop: Loop, transport: Transport, argv: list[str], callbacks: LinkCallbacks) -> None:
+    def __init__(
+        self, loop: Loop, transport: Transport, argv: list[str], *, on_message: _OnMessage = _ignore, on_end: _OnEnd
+    ) -> None:
         self.name = transport.host.name
         self.lease_s = transport.lease_s
         """Seconds of silence after which the agent counts as dead."""
@@ -121,7 +119,7 @@ class AgentLink:
         """True if the agent has served another run before."""
         self._transport = transport
         self._loop = loop
-        self._callbacks = callbacks
+        self._on_message, self._on_end = on_message, on_end
         self._child = ChildLink(argv, greeting=True)
         self._process, self._channel = self._child.process, self._child.channel
         self._channel.attach(self._loop, self._receive)
@@ -158,11 +156,11 @@ class AgentLink:
             self._refuse(f"it does not speak distrain's protocol: {error}")
             return
         self.greeted = self.greeted or is_hello
-        self._callbacks.on_message(self, message)
+        self._on_message(self, message)
 
     def _refuse(self, why: str) -> None:
         self.drop()
-        self._callbacks.on_end(self, why)
+        self._on_end(self, why)
 
     @property
     def last_heard(self) -> float:
@@ -188,7 +186,7 @@ class AgentLink:
         """Ask the agent to keep its forkserver for a later run. Return False if it does not, and ends."""
         if self.dropped or not self.greeted:
             return False
-        self._use(Loop(), LinkCallbacks())
+        self._use(Loop())
         self.send(wire.Close(rests_s=idle_s))
         while not self._channel.at_end and time.monotonic() < deadline:
             self._channel.flush()
@@ -197,20 +195,20 @@ class AgentLink:
         self.dropped = self._channel.at_end
         return False
 
-    def wake(self, loop: Loop, callbacks: LinkCallbacks) -> None:
+    def wake(self, loop: Loop, *, on_message: _OnMessage, on_end: _OnEnd) -> None:
         """Use the agent for another run. It sends another HELLO."""
         self.greeted, self.has_rested = False, True
         self._child.forget_stray()
         idle_loop = self._loop
-        self._use(loop, callbacks)
+        self._use(loop, on_message, on_end)
         idle_loop.close()
         self._channel.attach(self._loop, self._receive)
         self.send(wire.Ping())
 
-    def _use(self, loop: Loop, callbacks: LinkCallbacks) -> None:
+    def _use(self, loop: Loop, on_message: _OnMessage = _ignore, on_end: _OnEnd = _ignore) -> None:
         """Use another loop and other callbacks from now on. Nothing is received until the channel is attached."""
         self._channel.detach()
-        self._loop, self._callbacks = loop, callbacks
+        self._loop, self._on_message, self._on_end = loop, on_message, on_end
 
     @property
     def is_alive(self) -> bool:
@@ -281,7 +279,7 @@ class AgentLink:
         if self.is_alive and time.monotonic() < deadline:
             self._loop.call_in(f"end of {self.name}", _END_POLL_S, lambda: self._look_for_end(deadline))
         else:
-            self._callbacks.on_end(self, self._why_it_ended())
+            self._on_end(self, self._why_it_ended())
 
     def _last_words(self) -> str:
         """Return the latest text that the agent or ssh has printed outside of the protocol."""
@@ -295,7 +293,7 @@ class AgentLink:
 
         on_closed: called when it has ended. Nothing else that it sends is handled.
         """
-        self._use(loop, LinkCallbacks(on_end=lambda link, why: on_closed(link)))
+        self._use(loop, on_end=lambda link, why: on_closed(link))
         self._channel.attach(self._loop, self._receive)
         self.send(wire.Close())
         self._channel.flush()

@@ -10,7 +10,6 @@ from distrain.coordinator.connection.agent_link import (
     CLOSE_TIMEOUT_S,
     PING_INTERVAL_S,
     AgentLink,
-    LinkCallbacks,
     agent_argv,
     close_all,
     stream_argv,
@@ -104,11 +103,10 @@ class Connections:
             if not agent.link.greeted and self._links[name] is agent.link:
                 self._start(name)
 
-        callbacks = LinkCallbacks(
-            on_message=self._receive,
-            on_end=lambda link, why: self._on_lost(HostLost(name, why)) if link.greeted else give_up(),
-        )
-        agent.link.wake(self._loop, callbacks)
+        def ended(link: AgentLink, why: str) -> None:
+            self._on_end(link, why) if link.greeted else give_up()
+
+        agent.link.wake(self._loop, on_message=self._receive, on_end=ended)
         self._loop.call_in("wake", _WAKE_TIMEOUT_S, give_up)
         return True
 
@@ -119,22 +117,21 @@ class Connections:
             self._has_lost = True
             former.drop()
             former.dispose()
-        callbacks = LinkCallbacks(
-            on_message=self._receive,
-            on_end=lambda link, why: self._on_lost(HostLost(name, why, turned_away=link.was_turned_away)),
-        )
         run_id = self._request.run_id
         own_id = f"{run_id}.{self._position[name]}"
         lost = [self._ids[name]] if name in self._ids else []
         ids = f"{process.extended_run_ids(run_id)}:{own_id}"  # two hosts may be one machine
         argv = agent_argv(transport, ids, run_id, self._gpus(transport), *lost, flags=self._request.python_flags)
         try:
-            self._links[name] = AgentLink(self._loop, transport, argv, callbacks)
+            self._links[name] = AgentLink(self._loop, transport, argv, on_message=self._receive, on_end=self._on_end)
         except OSError as error:
             why = f"cannot start distrain there: {error}"
             self._loop.call_in(f"connect {name}", 0.0, lambda: self._on_lost(HostLost(name, why)))
             return
         self._ids[name] = own_id
+
+    def _on_end(self, link: AgentLink, why: str) -> None:
+        self._on_lost(HostLost(link.name, why, turned_away=link.was_turned_away))
 
     def _gpus(self, transport: Transport) -> str:
         scaling, checks = self._request.scaling, self._request.checks_hosts

@@ -245,16 +245,10 @@ def _from_pods(
     """Read the variables of these names; there is one process per pod."""
     if not _has(environment, rank, size, address, port):
         return None
-    return OuterLauncher(
-        name=name,
-        rank=int(environment[rank]),
-        local_rank=0,
-        world_size=int(environment[size]),
-        local_world_size=1,
-        node_rank=int(environment[rank]),
-        address=environment[address],
-        port=int(environment[port]),
-    )
+    number, world_size = int(environment[rank]), int(environment[size])
+    numbers: dict[str, Any] = {"rank": number, "local_rank": 0, "world_size": world_size, "local_world_size": 1}
+    place: dict[str, Any] = {"node_rank": number, "address": environment[address], "port": int(environment[port])}
+    return OuterLauncher(name=name, **numbers, **place)
 
 
 _READERS: tuple[Callable[[Mapping[str, str]], OuterLauncher | None], ...] = (

@@ -60,32 +60,23 @@ def exit_code_of(error: BaseException | None) -> int:
 class RunErrors:
     """The exceptions of one run, from its summary.
 
-    run: the run directory, a path or URL.
     name: the name under which the user continues the run.
     is_script: the ranks run a script, which may keep snapshots of its own.
-    step: how far the latest attempt was, such as ``21 of 120``, if that is known.
-    checkpoint: the latest checkpoint, such as ``checkpoint_000003, at step 18 of 120``, if there is one.
+    facts: what the user should know of the run, by label, such as its ``step`` and its ``logs``; None if it is not
+        known. ``checkpoint``: the latest one, such as ``checkpoint_000003, at step 18 of 120``.
     is_stuck: this ``fit()`` continues the run, but no attempt has reported anything.
-    logs: the directory of the logs of the latest attempt, if there are any.
-    page: the page of the run, if it is certain to be written, which it is not to remote storage.
     last_lines: the last output of each rank.
     where: lines that describe what the stopped ranks were doing.
     collectives: what is known about collectives that ranks lack, or that do not match.
-    evidence: the directory with stacks and flight recorders of the latest attempt, if there are any.
     """
 
     summary: RunSummary
-    run: str
     name: str
     is_script: bool
-    step: str | None
-    checkpoint: str | None
-    logs: str | None
-    page: str | None
+    facts: Mapping[str, str | None]
     last_lines: Mapping[int, Sequence[str]]
     where: Sequence[str]
     collectives: Comparison = UNKNOWN
-    evidence: str | None = None
     is_stuck: bool = False
 
     def error(self) -> BaseException:
@@ -182,25 +173,20 @@ class RunErrors:
 
     def _facts(self, condition: str = "") -> list[str]:
         """Return how far the run was, its files, and how to continue it, which ``condition`` allows."""
-        can_continue = self.checkpoint or (self.summary.entered and not any(map(is_refusal, self.summary.failures)))
-        facts = {
-            "step": self.step,
-            "checkpoint": self.checkpoint,
-            "logs": self.logs,
-            "evidence": self.evidence,
-            "page" if self.page else "run": self.page or self.run,
-            "continue": f"{condition}{self.how_to_continue}" if can_continue else None,
-        }
+        is_refused = any(map(is_refusal, self.summary.failures))
+        can_continue = self.facts["checkpoint"] or (self.summary.entered and not is_refused)
+        facts = {**self.facts, "continue": f"{condition}{self.how_to_continue}" if can_continue else None}
         return [f"{label + ':':<12}{fact}" for label, fact in facts.items() if fact]
 
     @property
     def how_to_continue(self) -> str:
         """The way to continue the run, as a request to the user."""
-        if self.is_stuck and self.checkpoint and any(_LOADING.search(one.traceback) for one in self.summary.failures):
-            name, cure = self.checkpoint.partition(",")[0], in_users_words("another RunConfig(name=...)")
+        checkpoint = self.facts["checkpoint"]
+        if self.is_stuck and checkpoint and any(_LOADING.search(one.traceback) for one in self.summary.failures):
+            name, cure = checkpoint.partition(",")[0], in_users_words("another RunConfig(name=...)")
             return f"no attempt could load {name}; use the code and settings that wrote it, or start afresh with {cure}"
         again = in_users_words(f"start the run again with RunConfig(name={self.name!r})")
-        return again if self.checkpoint else f"{again}, from {start_without_checkpoint(is_script=self.is_script)}"
+        return again if checkpoint else f"{again}, from {start_without_checkpoint(is_script=self.is_script)}"
 
 
 def _text(lines: Sequence[str]) -> str:

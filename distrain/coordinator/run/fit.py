@@ -29,7 +29,7 @@ from distrain.coordinator.ranks.ignored_settings import describe_ignored_setting
 from distrain.coordinator.ranks.joined import RankGroup, join
 from distrain.coordinator.ranks.outer_launcher import check_launcher
 from distrain.coordinator.ranks.stop_signals import during_fit, refuse_after_stop
-from distrain.coordinator.run.run import Run, Where, absolute, workers_by_host
+from distrain.coordinator.run.run import Run, absolute, workers_by_host
 from distrain.coordinator.store.remote_store import open_run
 from distrain.decisions.events import RunRequest, Validator
 from distrain.errors import LaunchError, ResourcesError, StorageError
@@ -89,13 +89,12 @@ def run_work(
         run = replace(run, trackers=trackers)
     _check_working_directory()
     sys_path = _clean_path(sys.path if sys_path is None else sys_path)
-    request, where = _request(
+    request = _request(
         work,
         scaling,
         run,
         transports,
         sys_path,
-        starts_workers=starts_workers,
         job=job.make_job(work, workers_per_host=max(shares.values())) if starts_workers else Job(blob=b""),
         resume_from=resume_from,
         metadata=metadata or {},
@@ -104,7 +103,7 @@ def run_work(
     with log_level(run.log_level):
         if request.job.warning is not None:
             warn(request.job.warning)
-        train = partial(_train, request, run, work, where)
+        train = partial(_train, request, run, work, transports, _shipping(work, run, transports, sys_path))
         if launcher is None:
             with during_fit():
                 return train()
@@ -132,32 +131,41 @@ def check_hosts(
         scaling, num_workers=(1, len(hosts)), use_gpu=False, resources_per_worker=None, accelerator_type=None
     )
     transports = transports_for([replace(host, slots=1) for host in hosts], scaling, os.environ, run)
-    request, where = _request(work, one_each, run, transports, _clean_path(sys_path), job=Job(blob=b""))
+    path = _clean_path(sys_path)
+    request = _request(work, one_each, run, transports, path, job=Job(blob=b""))
+    shipping = _shipping(work, run, transports, path)
     store = open_run(run.storage_path, f".distrain-check-{uuid.uuid4().hex}", run.storage_filesystem)
     location = store.location
     try:
         store.write_manifest({"run_id": request.run_id, "status": "running"})  # by which hosts know the storage
         request = replace(request, storage_path=str(location.parent), checks_hosts=True)
-        shipping = where.shipping.for_run(store, request.run_id)
-        found, facts = HostCheck(request, transports, shipping, store.open_order()).look()
+        found, facts = HostCheck(
+            request, transports, shipping.for_run(store, request.run_id), store.open_order()
+        ).look()
     finally:
         store.close()
         location.remove() if isinstance(location, RemotePath) else shutil.rmtree(location)
     return [*found, *lacking(facts, scaling, shares)], facts
 
 
-def _train(request: RunRequest, run: RunConfig, work: job.Work, where: Where, group: RankGroup | None = None) -> Result:
+def _train(
+    request: RunRequest,
+    run: RunConfig,
+    work: job.Work,
+    transports: Sequence[Transport],
+    shipping: Shipping,
+    group: RankGroup | None = None,
+) -> Result:
     """Train in the run directory. ``group``: the ranks that another launcher has started."""
-    if not where.starts_workers and (
-        ignored := describe_ignored_settings(request.scaling, run, group.launcher if group else None)
-    ):
+    is_rank = group is not None or request.scaling.num_workers == 0
+    if is_rank and (ignored := describe_ignored_settings(request.scaling, run, group.launcher if group else None)):
         warn(ignored)
     _check_log_dir(run.log_dir)
     name, stem = run.name or run_name(os.environ), stem_of(script_of(work))
     store = open_run(run.storage_path, name, run.storage_filesystem, stem=stem)
     try:
         with console_threads():
-            return Run(store, request, run, work, where, group).train()
+            return Run(store, request, run, work, transports, shipping, group).train()
     finally:
         store.close()
 
@@ -168,11 +176,9 @@ def _request(
     run: RunConfig,
     transports: Sequence[Transport],
     sys_path: list[str],
-    *,
-    starts_workers: bool = True,
     **facts: Any,
-) -> tuple[RunRequest, Where]:
-    """Return all that the user has asked for, and where to do it.
+) -> RunRequest:
+    """Return all that the user has asked for.
 
     facts: fields of the request that are not in the configs.
     """
@@ -202,8 +208,7 @@ def _request(
         **facts,
     )
     _check_gpus_are_counted(scaling, request)
-    shipping = _shipping(work, run, transports, sys_path)
-    return request, Where(transports=transports, shipping=shipping, starts_workers=starts_workers)
+    return request
 
 
 def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_workers: bool) -> job.Work:
@@ -279,13 +284,8 @@ def _validator(validation: ValidationConfig | None, run: RunConfig, sys_path: li
     task = validation.task_config or ValidationTaskConfig()
     config = dict(task.fn_kwargs or {})
     work = job.FunctionWork(function=validation.fn, config=config, validates=True, backend=BackendConfig())
-    return Validator(
-        blob=job.make_job(work).blob,
-        timeout_s=task.timeout_s,
-        directory=os.getcwd(),
-        sys_path=sys_path,
-        environment=run.env_vars,
-    )
+    order = wire.RunValidation(directory=os.getcwd(), sys_path=sys_path, body=job.make_job(work).blob)
+    return Validator(order=order, timeout_s=task.timeout_s, environment=run.env_vars)
 
 
 def _requirements(file: str | os.PathLike[str]) -> str:

@@ -51,28 +51,20 @@ if TYPE_CHECKING:
     from distrain.storage.checkpoint import Checkpoint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """The place where a run trains: on which hosts, with which files.
-
-    starts_workers: False if train_func runs in this process.
-    """
-
-    transports: Sequence[Transport]
-    shipping: Shipping
-    starts_workers: bool
-
-
 @dataclass(eq=False)
 class Run:
-    """One run in its directory. It writes the manifest, runs the coordinator, and makes the Result."""
+    """One run in its directory. It writes the manifest, runs the coordinator, and makes the Result.
+
+    group: the ranks that another launcher has started, if it did.
+    """
 
     store: RunStore
     request: RunRequest
     config: RunConfig
     work: job.Work
-    where: Where
-    group: RankGroup | None
+    transports: Sequence[Transport]
+    shipping: Shipping
+    group: RankGroup | None = None
 
     def __post_init__(self) -> None:
         configs = {
@@ -95,6 +87,11 @@ class Run:
             backend_config=self.request.backend,
             train_loop_config=given,
         )
+
+    @property
+    def _starts_workers(self) -> bool:
+        """False if train_func runs in this process."""
+        return self.group is None and self.request.scaling.num_workers != 0
 
     def train(self) -> Result:
         """Train and return the result, or raise the error of the run."""
@@ -133,7 +130,7 @@ class Run:
                 self._status,
                 manifest=self._manifest,
                 start_without_own=self._start_without_own,
-                shipping=self.where.shipping.for_run(self.store, request.run_id),
+                shipping=self.shipping.for_run(self.store, request.run_id),
             )
             ranks.drive(Coordinator(engine).run)
             result, failure = self._conclude(engine)
@@ -147,7 +144,7 @@ class Run:
 
     def _observers(self) -> Observers:
         location, name = str(self.store.location), self.store.location.name
-        in_process = not self.where.starts_workers
+        in_process = not self._starts_workers
         self._begun = RunBegan(self.request.run_id, name, location, self.store.paths.root, in_process)
         self._status = RunStatus(location, time.monotonic(), self.request.stop_grace_s)
         return Observers([EventLog(self.store), *observers_of(self._context, self._begun, self._status)])
@@ -241,7 +238,7 @@ class Run:
         if self.group is not None:
             launcher = self.group.launcher
             return f"training in the {launcher.world_size} processes that {launcher.name} has started"
-        shares = workers_by_host([transport.host for transport in self.where.transports], self.request.scaling)
+        shares = workers_by_host([transport.host for transport in self.transports], self.request.scaling)
         workers, hosts = sum(shares.values()), sum(map(bool, shares.values()))
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
         return what + (f" on {hosts} hosts" if hosts > 1 else "")
@@ -251,10 +248,10 @@ class Run:
         if self.group is not None:
             joined = self.group.join_up(self.store, request.run_id)
             return joined, request_for_adopted(request, self.group.plan)
-        if not self.where.starts_workers:
+        if not self._starts_workers:
             request = request_for_adopted(request)
             return InProcessRank(request, self.work), request
-        return Connections(self.where.transports, request, stale_id=self._manifest.stale_id), request
+        return Connections(self.transports, request, stale_id=self._manifest.stale_id), request
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -302,24 +299,26 @@ class Run:
             write_atomically(self.store.paths.error_pickle, blob)
 
     def _run_errors(self, engine: Engine) -> RunErrors:
-        end, evidence, progress = engine.end, engine.evidence, self._status.progress
-        name, logs, latest = self.store.location.name, None, self.store.ledger.latest
-        if self.where.starts_workers and end.attempt >= self._manifest.first_attempt:
-            logs = self.store.display_path(self.store.paths.log(end.attempt, 0).parent)
+        end, evidence, progress, store = engine.end, engine.evidence, self._status.progress, self.store
+        latest, logs = store.ledger.latest, store.paths.log(end.attempt, 0).parent
+        has_logs = self._starts_workers and end.attempt >= self._manifest.first_attempt
+        has_page = self._storage_works(end) and not store.is_remote  # else it is not certain to be written
+        facts = {
+            "step": "{:,} of {:,}".format(*progress) if progress else None,
+            "checkpoint": f"{latest.path.name}, at {latest.place}" if latest else None,
+            "logs": store.display_path(logs) if has_logs else None,
+            "evidence": None if evidence.is_empty else store.display_path(evidence.folder()),
+            "page" if has_page else "run": str(store.paths.page if has_page else store.location),
+        }
         return RunErrors(
             summary=end,
-            run=str(self.store.location),
-            name=name,
+            name=store.location.name,
             is_script=self.request.is_script,
-            step="{:,} of {:,}".format(*progress) if progress else None,
-            checkpoint=f"{latest.path.name}, at {latest.place}" if latest else None,
-            logs=logs,
-            page=str(self.store.paths.page) if self._storage_works(end) and not self.store.is_remote else None,
+            facts=facts,
             last_lines=engine.outputs.last_words(),
             where=engine.hangs.locations(end.stopped_ranks),
             collectives=engine.hangs.collectives(),
             is_stuck=self._continued and engine.reports.last is None,
-            evidence=None if evidence.is_empty else self.store.display_path(evidence.folder()),
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from distrain import wire
@@ -185,7 +184,7 @@ class RankLogs:
         self._changed.clear()
         if batch:
             self._background.do(
-                partial(_write, batch),
+                lambda: [(log, _append(log.path, data)) for log, data in batch],
                 _note,
                 lambda error: _note([(log, error) for log, _ in batch]),  # no thread
             )
@@ -194,10 +193,6 @@ class RankLogs:
 def _note(results: list[_Written]) -> None:
     for log, written in results:
         log.on_written(written)
-
-
-def _write(batch: list[tuple[RankLog, bytes]]) -> list[_Written]:
-    return [(log, _append(log.path, data)) for log, data in batch]
 
 
 def _append(path: Path, data: bytes) -> int | OSError:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.coordinator.connection.agent_link import AgentLink, LinkCallbacks
+from distrain.coordinator.connection.agent_link import AgentLink
 from distrain.coordinator.connection.transport import Transport
 from distrain.hosts.hostfile import HostSpec
 from distrain.system.loop import Loop
@@ -26,8 +26,8 @@ def loop() -> Iterator[Loop]:
 def start(loop: Loop, script: str, ended: dict[str, str], *, number: int = 0) -> AgentLink:
     """Start a shell in place of an agent. Its end is noted in ``ended``."""
     transport = Transport(host=HostSpec(name=f"host{number}", address="host"), template=("far",), ships=False)
-    callbacks = LinkCallbacks(on_end=lambda link, why: ended.setdefault(link.name, why))
-    return AgentLink(loop, transport, ["sh", "-c", script], callbacks)
+    end = lambda link, why: ended.setdefault(link.name, why)  # noqa: E731
+    return AgentLink(loop, transport, ["sh", "-c", script], on_end=end)
 
 
 def run_until_ended(loop: Loop, links: list[AgentLink], ended: dict[str, str]) -> None:

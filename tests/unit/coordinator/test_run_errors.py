@@ -42,13 +42,14 @@ def error_of(
     summary = RunSummary(**{"state": RunState.FAILED, "attempt": 0, "hosts": ["one", "one"], "entered": True, **fields})
     return RunErrors(
         summary=summary,
-        run="/runs/run",
         name="run",
         is_script=False,
-        step="21 of 120",
-        checkpoint=checkpoint,
-        logs="/logs",
-        page=page,
+        facts={
+            "step": "21 of 120",
+            "checkpoint": checkpoint,
+            "logs": "/logs",
+            "page" if page else "run": page or "/runs/run",
+        },
         last_lines={},
         where=where,
     ).error()
