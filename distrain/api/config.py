@@ -18,7 +18,7 @@ from distrain.api.observer import Observer
 from distrain.api.ray_names import checks_arguments, is_asked_for_as_ray
 from distrain.api.tracker import Tracker
 from distrain.hosts.hostfile import check_transport, parse_hosts, split_ssh_args
-from distrain.storage.retention import LOWEST_IS_BEST
+from distrain.storage.retention import LOWEST_IS_BEST, Retention
 from distrain.system.arguments import check_choice, check_fields, check_int, check_ranks, check_seconds, check_type
 from distrain.system.log import warn_once
 
@@ -309,7 +309,7 @@ class FailureConfig:
 
 @checks_arguments
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Retention):
     """The checkpoints to keep, and the time to wait for ranks that do not report.
 
     num_to_keep: keep this many (None: all): the best by score, or the newest without a score attribute. The latest
@@ -333,8 +333,6 @@ class CheckpointConfig:
     (0, 4)
     """
 
-    num_to_keep: int | None = None
-    checkpoint_score_attribute: str | None = None
     checkpoint_score_order: Literal["max", "min"] = None  # type: ignore[assignment] # __post_init__ replaces it
     checkpoint_ranks: Sequence[int] | Literal["all"] | None = None
     missing_rank_s: float = 60.0

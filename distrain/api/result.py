@@ -15,7 +15,7 @@ from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.lines import parse_json, read_file
 from distrain.storage.paths import RunPaths, read_manifest
 from distrain.storage.records import last_record, read_metrics
-from distrain.storage.retention import Retention, StoredRetention, best_first, flatten, score
+from distrain.storage.retention import Retention, best_first, flatten, score
 from distrain.storage.runs.details import checkpoints_of
 from distrain.storage.runs.listing import KILLED, run_at
 from distrain.system.pickling import pickled
@@ -185,12 +185,12 @@ def _stored_error(run: Path | RemotePath) -> TrainingFailedError | None:
     return error if isinstance(error, TrainingFailedError) else None
 
 
-def _retention(run: Path | RemotePath, manifest: Mapping[str, Any]) -> StoredRetention:
+def _retention(run: Path | RemotePath, manifest: Mapping[str, Any]) -> Retention:
     """Return the retention settings that the run has stored. Raises StorageError."""
-    known = {each.name for each in fields(StoredRetention)}
+    known = {each.name for each in fields(Retention)}
     stored = {name: value for name, value in manifest.get("checkpoint_config", {}).items() if name in known}
     try:
-        return StoredRetention(**stored)
+        return Retention(**stored)
     except (ValueError, TypeError) as error:
         raise StorageError(f"{run / _MANIFEST} is damaged: {error}") from error
 

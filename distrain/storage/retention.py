@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from distrain.system.text import flatten as flatten
 
@@ -19,20 +19,9 @@ LOWEST_IS_BEST = re.compile(
 """Names, in lower case, of metrics of which the lowest value usually is the best. JavaScript reads the pattern, too."""
 
 
-class Retention(Protocol):
-    """The number of checkpoints to keep, and the metric that compares them; CheckpointConfig is one."""
-
-    @property
-    def num_to_keep(self) -> int | None: ...
-    @property
-    def checkpoint_score_attribute(self) -> str | None: ...
-    @property
-    def checkpoint_score_order(self) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRetention:
-    """The retention in the ``run.json`` of a run. Raises TypeError or ValueError for invalid fields."""
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """The number of checkpoints to keep, and the metric that compares them. Raises TypeError or ValueError."""
 
     num_to_keep: int | None = None
     checkpoint_score_attribute: str | None = None

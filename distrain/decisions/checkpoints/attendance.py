@@ -152,15 +152,10 @@ class Attendance:
         """When ranks that are ahead stop waiting for those that never reported."""
         return max(self._first_report_at, self._newcomers_since) + HEAD_START_S
 
-    def deadlines(self) -> list[float]:
-        """Return the moments at which ranks that have never reported are no longer waited for."""
-        if not self._counts.ranks_with(0):
-            return []
-        return [max(self._first_part_at, self._newcomers_since) + self.missing_s, self.head_start_ends]
-
-    def late_at(self, blocked_since: float) -> float:
-        """Return when ranks may become silent because others are blocked."""
-        return max(blocked_since, self._reported_at) + self.missing_s
+    def deadlines(self, blocked_since: float) -> list[float]:
+        """Return the moments at which ranks are no longer waited for. blocked_since: since when others are blocked."""
+        newcomers_at = max(self._first_part_at, self._newcomers_since) + self.missing_s
+        return [newcomers_at, self.head_start_ends, max(blocked_since, self._reported_at) + self.missing_s]
 
     def fewest(self, now: float) -> float:
         """Return the reports of the slowest rank for which ranks that are ahead wait now."""

@@ -276,8 +276,7 @@ class Checkpoints:
         Those that it had none for are whole. The next attempt starts from the newest of them, or an earlier one.
         """
         first = self.assembly.first_step + self._first_brought(rank)
-        whole = [saved.index for saved in self.ledger.all if saved.step < first]
-        if lacking := self.ledger.disown(rank, after=max([self._start, *whole])):
+        if lacking := self.ledger.disown(rank, after=self._start, first_step=first):
             names = ", ".join(saved.path.name for saved in lacking)
             text = f"{names} won't be used for restarts: rank {rank} saves checkpoints too, and its files are missing"
             self._emit(ShowLine(text))
