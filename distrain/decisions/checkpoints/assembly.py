@@ -437,10 +437,10 @@ class CheckpointAssembly:
     def settled(self, now: float, *, synced: bool) -> float:
         """Return the number of reports up to which the checkpoints of all ranks are committed or dropped.
 
-        synced: those that ASYNC stores don't count.
+        synced: neither those that ASYNC stores count, nor, after a moment, ranks that have never reported.
         """
         first = min((n for n, one in self._with_parts.items() if one.is_synced or not synced), default=math.inf)
-        return min(self.attendance.fewest(now), first - 1)
+        return min(self.attendance.fewest(now if synced else -math.inf), first - 1)
 
     def in_progress(self, failed: Collection[int], standing: Collection[int], now: float) -> CheckpointsInProgress:
         """Return what other ranks store, or may still report, for checkpoints that don't need the ``failed`` ones.

@@ -184,8 +184,8 @@ class Attendance:
 
         The number is the time that they get, which is not long if they may be ranks that never report.
 
-        hopeless: ranks that will not report. is_awaited: a checkpoint waits for the others. If none does, a rank
-        without a report may bring the first one.
+        hopeless: ranks that will not report. is_awaited: a checkpoint waits for the others. Ranks without a report may
+        bring one only while the attempt is young.
         """
         is_young = now < max(self._first_report_at, self._newcomers_since) + self.missing_s
         found = {
@@ -195,7 +195,7 @@ class Attendance:
             for rank in self._counts.ranks_with(made)
             if rank not in hopeless
             and self._absent.get(rank) != _ENDED
-            and (self._ranks[rank].brings or is_awaited or (is_young and not made))
+            and (self._ranks[rank].brings or (is_awaited if made else is_young))
         }
         is_sure = is_awaited or any(rank == 0 or self._ranks[rank].brings for rank in found)
         return found, self.missing_s if is_sure else min(_NEWCOMER_S, self.missing_s)
