@@ -17,7 +17,7 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import PurePosixPath
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -668,7 +668,7 @@ class CheckpointAssembly:
 
 
 def _folders_of(files: Iterable[str]) -> set[str]:
-    return {str(folder) for path in files for folder in PurePosixPath(path).parents if folder.name}
+    return {folder for path in files for folder in accumulate(path.split("/")[:-1], "{}/{}".format)}
 
 
 def _mixed_directories(parts: Mapping[int, Part]) -> str | None:
