@@ -291,7 +291,7 @@ class CheckpointAssembly:
         supersedes = report.in_memory and self._supersede(rank, ordinal)
         joining = self._join(ordinal, now)
         joining.supersedes |= supersedes
-        folders = _folders_of(report.files)
+        folders = {name for path in report.files for name in accumulate(path.split("/")[:-1], "{}/{}".format)}
         if (clash := joining.clash(report, folders)) is not None:
             self._cannot_store(rank, ordinal, clash)
             return f"{self.name(ordinal)}: {clash}"
@@ -665,10 +665,6 @@ class CheckpointAssembly:
             "Ranks that save checkpoints must call it equally often; raise "
             f"CheckpointConfig.missing_rank_s (now {self.site.config.missing_rank_s:g} s) if this rank is just slow"
         )
-
-
-def _folders_of(files: Iterable[str]) -> set[str]:
-    return {folder for path in files for folder in accumulate(path.split("/")[:-1], "{}/{}".format)}
 
 
 def _mixed_directories(parts: Mapping[int, Part]) -> str | None:
