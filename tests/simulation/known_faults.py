@@ -43,7 +43,7 @@ KNOWN = [
     Known(
         "a part that could not be stored is left out",
         "decisions/checkpoints/assembly.py",
-        "        if (problem := joining.problem or _mixed_directories(joining.parts)) is not None:\n",
+        "        if (problem := self._problems.get(ordinal) or _mixed_directories(joining.parts)) is not None:\n",
         "        if (problem := _mixed_directories(joining.parts)) is not None:\n",
     ),
     Known(

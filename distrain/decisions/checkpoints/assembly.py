@@ -17,6 +17,7 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -94,12 +95,8 @@ class Joining:
     """True if a rank has written an earlier one to memory, and did not wait until that was complete."""
     undecided: int = 0
     """A cursor: every lower rank has reported its part, or reports none."""
-    is_wanted: bool = False
-    """True once a rank has reported a part, or tried to."""
     is_synced: bool = False
     """True unless all ranks have reported their files with ASYNC, which can take long."""
-    problem: str | None = None
-    """Why a part is missing: the rest of the sentence "the checkpoint of report 3 is dropped"."""
 
     @property
     def since(self) -> float:
@@ -191,15 +188,11 @@ class Joining:
     def take_from_memory(self) -> list[int]:
         """Return the ranks whose parts are in memory and have to be stored, as other ranks have stored theirs."""
         ranks = [rank for rank, part in sorted(self.parts.items()) if part.report.in_memory]
-        if self.leaves_memory or self.problem is not None or not 0 < len(ranks) < len(self.parts):
+        if self.leaves_memory or not 0 < len(ranks) < len(self.parts):
             return []
         self.leaves_memory = True
         self.unstored.update(ranks)
         return ranks
-
-    def cannot_store(self, rank: int, why: str) -> None:
-        """Note that the rank's part will be missing."""
-        self.problem = self.problem or f", as rank {rank} could not store its part: {why}"
 
 
 @dataclass(eq=False)
@@ -224,10 +217,12 @@ class CheckpointAssembly:
         self.attendance = Attendance(world_size, self.site.config, silent)
         self.uploads: set[tuple[int, int]] = set()
         """Rank and ordinal of the files that uploaders are storing."""
-        self._held_since: float | None = None
+        self._held_since = math.inf
         """Since when files of some part wait for ranks that are behind."""
         self._metrics_of_rank_0: deque[tuple[int, bytes]] = deque(maxlen=_MOST_METRICS)
         """The latest ones as JSON, with the number of the report."""
+        self._problems: dict[int, str] = {}
+        """By ordinal, why a part is missing: the rest of the sentence "the checkpoint of report 3 is dropped"."""
         self._joining: dict[int, Joining] = {}
         self._committing: dict[int, Joining] = {}
         self._settled = self._committed = 0
@@ -257,7 +252,7 @@ class CheckpointAssembly:
         """
         rank, index, known = report.rank, report.index, self.attendance[report.rank]
         for missed in range(known.reports + 1, index) if known.brings is not False else ():
-            self._miss_part(rank, missed, "an exception came before it was sent", now)
+            self._miss_part(rank, missed, "an exception came before it was sent")
         self.attendance.reported(rank, index, now, catches_up=index > self._settled)
         if rank == 0 and report.failed is None:
             self._metrics_of_rank_0.append((index, report.body))
@@ -265,12 +260,17 @@ class CheckpointAssembly:
             self.tell(wire.FilesStored, rank, ordinal=index, failed=refusal)
         self.tick(now)
 
-    def _miss_part(self, rank: int, ordinal: int, why: str, now: float) -> None:
-        """Note that a part is missing, or may be."""
-        if not self._is_settled(ordinal):
-            joining = self._joining.setdefault(ordinal, Joining())
-            joining.last_at = now
-            joining.problem = joining.problem or f", as report() has failed on rank {rank}: {why}"
+    def _cannot_store(self, rank: int, ordinal: int, why: str) -> None:
+        self._problems.setdefault(ordinal, f", as rank {rank} could not store its part: {why}")
+
+    def _miss_part(self, rank: int, ordinal: int, why: str) -> None:
+        self._problems.setdefault(ordinal, f", as report() has failed on rank {rank}: {why}")
+
+    def _join(self, ordinal: int, now: float) -> Joining:
+        """Return a checkpoint of which a rank has reported a part now, or has tried to."""
+        joining = self._joining.setdefault(ordinal, Joining())
+        joining.last_at = now
+        return joining
 
     def _add_part(self, report: wire.Reported, now: float) -> str | None:
         """Add the part of a rank. Return why report() of the rank must fail, or None."""
@@ -279,9 +279,9 @@ class CheckpointAssembly:
             return self._not_declared(rank)
         self.attendance.brought(rank)
         if report.failed is not None:
-            self._miss_part(rank, ordinal, report.failed, now)
-            if ordinal in self._joining:
-                self._joining[ordinal].is_wanted = True
+            self._miss_part(rank, ordinal, report.failed)
+            if not self._is_settled(ordinal):
+                self._join(ordinal, now)
             return None
         if ordinal <= self._committed:
             return self._too_late(rank)
@@ -289,12 +289,11 @@ class CheckpointAssembly:
             self._drop(ordinal, [rank])
             return None
         supersedes = report.in_memory and self._supersede(rank, ordinal)
-        joining = self._joining.setdefault(ordinal, Joining())
-        joining.last_at, joining.is_wanted = now, True
+        joining = self._join(ordinal, now)
         joining.supersedes |= supersedes
-        folders = _folders_of(report.files)
+        folders = {name for path in report.files for name in accumulate(path.split("/")[:-1], "{}/{}".format)}
         if (clash := joining.clash(report, folders)) is not None:
-            joining.cannot_store(rank, clash)
+            self._cannot_store(rank, ordinal, clash)
             return f"{self.name(ordinal)}: {clash}"
         joining.add(Part(report, now), folders)
         return None
@@ -305,7 +304,7 @@ class CheckpointAssembly:
         for earlier, joining in sorted(self._joining.items()):
             part = joining.parts.get(rank)
             is_in_memory = part is not None and part.report.in_memory and not joining.leaves_memory
-            if earlier < ordinal and is_in_memory and joining.problem is None:
+            if earlier < ordinal and is_in_memory and earlier not in self._problems:
                 older.append(earlier)
                 self._settle(earlier)
                 self._drop(earlier, joining.parts)
@@ -340,7 +339,7 @@ class CheckpointAssembly:
         part.stored, part.skipped = stored, tuple((str(p), int(s), int(c)) for p, s, c in answer.skipped)
         joining.unstored.discard(rank)
         if failed is not None:
-            joining.cannot_store(rank, failed)
+            self._cannot_store(rank, ordinal, failed)
         self.tick(now)
 
     def committed(self, ordinal: int, latest: str, checkpoint: Checkpoint, now: float) -> None:
@@ -373,9 +372,8 @@ class CheckpointAssembly:
     def tick(self, now: float) -> None:
         """Decide everything that can be decided by now."""
         self._ticked_at = now
-        is_blocked = self._held_since is not None and now >= self._held_since + self.site.config.missing_rank_s
-        behind = min(self._joining, default=0) if is_blocked else 0
-        self.give_up_waiting(behind, now)
+        is_blocked = now >= self._held_since + self.site.config.missing_rank_s
+        self.give_up_waiting(min(self._joining, default=0) if is_blocked else 0, now)
         self._order_files(now)
         while self._settle_next(now):
             self._order_files(now)
@@ -395,9 +393,8 @@ class CheckpointAssembly:
         if not self._joining:
             return None
         missing_s = self.site.config.missing_rank_s
-        moments = [self._joining[min(self._joining)].last_at + missing_s, *self.attendance.deadlines()]
-        if self._held_since is not None:
-            moments += [self._held_since + missing_s, self.attendance.late_at(self._held_since)]
+        moments = [self._joining[min(self._joining)].last_at + missing_s, self._held_since + missing_s]
+        moments += self.attendance.deadlines(self._held_since)
         for joining in self._joining.values():
             moments.append(joining.since + missing_s)
             if joining.patient:
@@ -406,14 +403,19 @@ class CheckpointAssembly:
 
     # -- questions ------------------------------------------------------------------------------------------------
 
+    @property
+    def _with_parts(self) -> dict[int, Joining]:
+        """The checkpoints that are joining or being committed, and of which a rank has reported a part."""
+        return {n: joining for n, joining in {**self._committing, **self._joining}.items() if joining.parts}
+
     def part(self, rank: int, ordinal: int) -> Part | None:
         """Return the part of a rank, unless it was refused or the checkpoint is gone."""
-        joining = self._joining.get(ordinal) or self._committing.get(ordinal)
+        joining = self._joining.get(ordinal)
         return None if joining is None else joining.parts.get(rank)
 
     def has_part(self, ordinal: int) -> bool:
-        """Return whether a rank has reported a part of a checkpoint that is joining or being committed."""
-        return ordinal in self._committing or (ordinal in self._joining and bool(self._joining[ordinal].parts))
+        """Return whether a rank has reported a part of a checkpoint that is neither committed nor dropped."""
+        return ordinal in self._with_parts
 
     def awaits(self, ranks: Collection[int]) -> bool:
         """Return whether a part of one of these ranks is not stored yet."""
@@ -424,23 +426,21 @@ class CheckpointAssembly:
         if not self._joining:
             return False
         ordinal = min(self._joining)
-        unstored = {(rank, ordinal) for rank in self._joining[ordinal].unstored}
-        return bool(unstored) and self.attendance.are_decided(ordinal) and unstored <= self.uploads
+        unstored = self._joining[ordinal].unstored
+        are_stored_apart = all((rank, ordinal) in self.uploads for rank in unstored)
+        return bool(unstored) and are_stored_apart and self.attendance.are_decided(ordinal)
 
     def awaits_parts_of(self, rank: int) -> bool:
         """Return whether a checkpoint that the rank has reported is neither committed nor dropped."""
-        return any(rank in joining.parts for joining in (*self._joining.values(), *self._committing.values()))
+        return any(rank in joining.parts for joining in self._with_parts.values())
 
     def settled(self, now: float, *, synced: bool) -> float:
         """Return the number of reports up to which the checkpoints of all ranks are committed or dropped.
 
-        synced: those that ASYNC stores don't count.
+        synced: neither those that ASYNC stores count, nor, after a moment, ranks that have never reported.
         """
-        every = {**self._committing, **self._joining}.items()
-        first = min(
-            (n for n, joining in every if joining.parts and (joining.is_synced or not synced)), default=math.inf
-        )
-        return min(self.attendance.fewest(now), first - 1)
+        first = min((n for n, one in self._with_parts.items() if one.is_synced or not synced), default=math.inf)
+        return min(self.attendance.fewest(now if synced else -math.inf), first - 1)
 
     def in_progress(self, failed: Collection[int], standing: Collection[int], now: float) -> CheckpointsInProgress:
         """Return what other ranks store, or may still report, for checkpoints that don't need the ``failed`` ones.
@@ -463,7 +463,7 @@ class CheckpointAssembly:
             storing = {(rank, ordinal) for rank in joining.unstored if not joining.parts[rank].report.in_place}
             storing -= self.uploads
             needed = any(not self.attendance.is_decided(rank, ordinal) for rank in failed)
-            if needed or joining.problem is not None or any(rank in failed for rank, _ in storing):
+            if needed or ordinal in self._problems or any(rank in failed for rank, _ in storing):
                 break
             found |= storing
         return frozenset(found)
@@ -500,10 +500,7 @@ class CheckpointAssembly:
                 joining.in_memory.clear()
             is_blocked = (joining.ready and not may_store) or (joining.supersedes and joining.in_memory)
             is_held |= waits and bool(is_blocked)
-        if not is_held:
-            self._held_since = None
-        elif self._held_since is None:
-            self._held_since = now
+        self._held_since = min(self._held_since, now) if is_held else math.inf
 
     def _store(self, rank: int, ordinal: int, files: Sequence[str]) -> None:
         """Have these files of a rank stored, by the rank itself or by an uploader, once there is a directory for them.
@@ -579,14 +576,12 @@ class CheckpointAssembly:
             return False
         if joining.unstored:
             return False
-        if ranks := joining.take_from_memory():
+        if ordinal not in self._problems and (ranks := joining.take_from_memory()):
             for rank in ranks:
                 self._store(rank, ordinal, sorted(joining.parts[rank].own))
             return True
         self._settle(ordinal)
-        if not joining.is_wanted:
-            return True
-        if (problem := joining.problem or _mixed_directories(joining.parts)) is not None:
+        if (problem := self._problems.get(ordinal) or _mixed_directories(joining.parts)) is not None:
             self.emit(ShowLine(f"{self.name(ordinal)} is dropped{problem}"))
             self._drop(ordinal, joining.parts)
             return True
@@ -620,7 +615,7 @@ class CheckpointAssembly:
 
     def _warn_of_missing(self, ordinal: int, joining: Joining, now: float) -> None:
         is_early = now < joining.last_at + self.site.config.missing_rank_s
-        if "missing" in self._warnings or is_early or not joining.is_wanted:
+        if "missing" in self._warnings or is_early:
             return
         missing = self.attendance.missing(ordinal)
         if not self.attendance.will_be_given_up(missing):
@@ -632,7 +627,7 @@ class CheckpointAssembly:
 
     def _describe_dropped(self) -> None:
         """Say which checkpoints of an attempt that has ended may lack ranks that had not reported one yet."""
-        wanted = [ordinal for ordinal, joining in sorted(self._joining.items()) if joining.is_wanted]
+        wanted = sorted(self._joining)
         missing = self.attendance.missing(wanted[0]) if wanted else []
         if missing := [rank for rank in missing if not self.attendance[rank].brings]:
             first, last = self.first_step + wanted[0], self.first_step + wanted[-1]
@@ -670,10 +665,6 @@ class CheckpointAssembly:
             "Ranks that save checkpoints must call it equally often; raise "
             f"CheckpointConfig.missing_rank_s (now {self.site.config.missing_rank_s:g} s) if this rank is just slow"
         )
-
-
-def _folders_of(files: Iterable[str]) -> set[str]:
-    return {path[:place] for path in files for place, letter in enumerate(path) if letter == "/"}
 
 
 def _mixed_directories(parts: Mapping[int, Part]) -> str | None:

@@ -152,15 +152,10 @@ class Attendance:
         """When ranks that are ahead stop waiting for those that never reported."""
         return max(self._first_report_at, self._newcomers_since) + HEAD_START_S
 
-    def deadlines(self) -> list[float]:
-        """Return the moments at which ranks that have never reported are no longer waited for."""
-        if not self._counts.ranks_with(0):
-            return []
-        return [max(self._first_part_at, self._newcomers_since) + self.missing_s, self.head_start_ends]
-
-    def late_at(self, blocked_since: float) -> float:
-        """Return when ranks may become silent because others are blocked."""
-        return max(blocked_since, self._reported_at) + self.missing_s
+    def deadlines(self, blocked_since: float) -> list[float]:
+        """Return the moments at which ranks are no longer waited for. blocked_since: since when others are blocked."""
+        newcomers_at = max(self._first_part_at, self._newcomers_since) + self.missing_s
+        return [newcomers_at, self.head_start_ends, max(blocked_since, self._reported_at) + self.missing_s]
 
     def fewest(self, now: float) -> float:
         """Return the reports of the slowest rank for which ranks that are ahead wait now."""
@@ -189,8 +184,8 @@ class Attendance:
 
         The number is the time that they get, which is not long if they may be ranks that never report.
 
-        hopeless: ranks that will not report. is_awaited: a checkpoint waits for the others. If none does, a rank
-        without a report may bring the first one.
+        hopeless: ranks that will not report. is_awaited: a checkpoint waits for the others. Ranks without a report may
+        bring one only while the attempt is young.
         """
         is_young = now < max(self._first_report_at, self._newcomers_since) + self.missing_s
         found = {
@@ -200,7 +195,7 @@ class Attendance:
             for rank in self._counts.ranks_with(made)
             if rank not in hopeless
             and self._absent.get(rank) != _ENDED
-            and (self._ranks[rank].brings or is_awaited or (is_young and not made))
+            and (self._ranks[rank].brings or (is_awaited if made else is_young))
         }
         is_sure = is_awaited or any(rank == 0 or self._ranks[rank].brings for rank in found)
         return found, self.missing_s if is_sure else min(_NEWCOMER_S, self.missing_s)

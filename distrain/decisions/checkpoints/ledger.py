@@ -108,12 +108,14 @@ class Ledger:
                 self.add(saved)
             self.emit(Record("stored", {"name": saved.path.name, "index": saved.index}))
 
-    def disown(self, rank: int, *, after: int) -> list[CommittedCheckpoint]:
+    def disown(self, rank: int, *, after: int, first_step: int) -> list[CommittedCheckpoint]:
         """Give up the checkpoints that lack files of a rank, as it turns out. Return them.
 
-        after: the index of the last checkpoint that is none of them.
+        after: the index of the checkpoint that the attempt has started from. first_step: the first report of the rank
+        that had files.
         """
-        lacking = [saved for saved in self.all if saved.index > after and rank in saved.silent]
+        later = [saved for saved in self.all if saved.index > after and saved.step >= first_step]
+        lacking = [saved for saved in later if rank in saved.silent]
         for saved in lacking:
             self._give_up(saved, {"lacks": rank})
         return lacking

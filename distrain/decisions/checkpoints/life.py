@@ -2,20 +2,25 @@
 
 Pure: no I/O; ``now`` is an argument, in seconds of a clock that stands still while somebody debugs a rank.
 
-=========== =================================================================== ==========================
-state       what happens                                                        next
-=========== =================================================================== ==========================
-joining     ranks report their parts; the files are stored, or hashed in memory committing, gone (dropped)
-committing  all parts are there; the manifest is written                        in memory, stored
-in memory   ranks may go on; other hosts copy it; a restart gathers it          storing, gone
-storing     the same, while its files go to the storage                         stored, in memory, gone
-stored      restarts may begin from it                                          gone
-gone        dropped, superseded, lost, given up as incomplete or suspect, or deleted as surplus
-=========== =================================================================== ==========================
+=========== ========================================================= ================= =============================
+state       what happens                                              next              in the code
+=========== ========================================================= ================= =============================
+joining     ranks report their parts; the files are stored, or hashed committing, gone  ``assembly._joining``
+            in memory
+committing  all parts are there; the manifest is written              in memory, stored ``assembly._committing``
+in memory   ranks may go on; other hosts copy it; a restart gathers   storing, gone     ``ledger``, ``is_in_memory``
+            it
+storing     the same, while its files go to the storage               stored, in        the same; ``rounds._storing``
+                                                                      memory, gone
+stored      restarts may begin from it                                gone              ``ledger``
+gone        dropped, superseded, lost, given up as incomplete or                        in none of them
+            suspect, or deleted as surplus
+=========== ========================================================= ================= =============================
 
-:mod:`~distrain.decisions.checkpoints.assembly` has those that are joining, for one attempt;
-:mod:`~distrain.decisions.checkpoints.ledger` all others; :mod:`~distrain.decisions.checkpoints.rounds` what the hosts
-have in memory. Here, they meet: :class:`Checkpoints` is all that others know.
+:mod:`~distrain.decisions.checkpoints.assembly` has those that are joining or being committed, for one attempt;
+:mod:`~distrain.decisions.checkpoints.attendance` says for which ranks they wait;
+:mod:`~distrain.decisions.checkpoints.ledger` has all others; :mod:`~distrain.decisions.checkpoints.rounds` what the
+hosts have in memory. Here, they meet: :class:`Checkpoints` is all that others know.
 """
 
 from __future__ import annotations
@@ -63,7 +68,7 @@ class Checkpoints:
 
     def __init__(self, ledger: Ledger, site: Site) -> None:
         self.ledger, self.site, self.config = ledger, site, site.config
-        self.rounds = Rounds(ledger, site, self._emit, self._on_round_change)
+        self.rounds = Rounds(ledger, site, self._emit, self._after_change)
         self.assembly = CheckpointAssembly(site, self._emit, self._commit)
         ledger.emit = self._emit
         self.now = 0.0
@@ -276,8 +281,7 @@ class Checkpoints:
         Those that it had none for are whole. The next attempt starts from the newest of them, or an earlier one.
         """
         first = self.assembly.first_step + self._first_brought(rank)
-        whole = [saved.index for saved in self.ledger.all if saved.step < first]
-        if lacking := self.ledger.disown(rank, after=max([self._start, *whole])):
+        if lacking := self.ledger.disown(rank, after=self._start, first_step=first):
             names = ", ".join(saved.path.name for saved in lacking)
             text = f"{names} won't be used for restarts: rank {rank} saves checkpoints too, and its files are missing"
             self._emit(ShowLine(text))
@@ -351,7 +355,6 @@ class Checkpoints:
     def _on_committed(self, saved: CommittedCheckpoint, attempt: int, commit: Commit, since: float) -> None:
         """Tell the ranks, and only then delete checkpoints that are no longer kept."""
         latest = self.ledger.all[-1]  # a newer one may have been committed faster
-        self._note_start()
         self._emit(
             Committed(
                 attempt=attempt,
@@ -380,14 +383,11 @@ class Checkpoints:
     # -- which checkpoints are kept -------------------------------------------------------------------------------
 
     def _after_change(self) -> None:
-        """Act on a checkpoint that was committed or stored, or whose validation has ended."""
+        """Act on a checkpoint that was committed, stored or lost, or whose validation has ended."""
+        self._note_start()
         self._warn_of_missing_scores()
         self._delete_surplus()
         self._answer_requests()
-
-    def _on_round_change(self) -> None:
-        self._after_change()
-        self._note_start()
 
     @hears(actions.Validated)
     def _on_validated(self, _: str, event: actions.Validated) -> None:

@@ -368,7 +368,7 @@ def test_a_round_that_is_given_up_while_it_is_stored_is_never_used(tmp_path: Pat
         run.upload_all()
         assert run.memory.is_settling  # no attempt starts before it is known what is on storage
     if cause == "disowned":
-        run.ledger.disown(1, after=0)
+        run.ledger.disown(1, after=0, first_step=0)
     else:
         assert run.ledger.roll_back({"loader": 2}) == second
     run.memory.drop_others()
