@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from distrain.cli.run import config_file
 from distrain.cli.run.command import run_command
 from distrain.coordinator.run import fit
 from distrain.drilling.isolation import confine, enter, inside_file
@@ -72,7 +71,6 @@ def run_trial(path: str, user_path: Sequence[str]) -> int:
     die_with_parent(os.getppid())
     fit.prepare = partial(_prepared, order)
     names.DEFAULT_STORAGE = order.storage
-    config_file.directory = order.directory
     if order.trainer is not None:
         order.trainer.fit()
         return 0

@@ -17,8 +17,7 @@ from rich.text import Text
 
 from distrain.cli import parsers
 from distrain.cli.run.driver import is_for_ray
-from distrain.cli.run.options import make_parser
-from distrain.cli.run.settings import parse_with_file
+from distrain.cli.run.options import make_parser, parse
 from distrain.cli.text import write_json
 from distrain.drilling.drill import DISTURBANCES, Drill
 from distrain.drilling.order import Order
@@ -42,7 +41,7 @@ def run_drill(arguments: Sequence[str]) -> int:
     for kind in kinds:
         if kind not in DISTURBANCES:
             parser.error(f"--only {kind}: must be some of {','.join(DISTURBANCES)}{did_you_mean(kind, DISTURBANCES)}")
-    target = parse_with_file(make_parser("distrain drill"), words)
+    target = parse(make_parser("distrain drill"), words)
     if target.target is None and target.module is None:
         parser.error("nothing to drill: name a script, `-m MODULE`, or file.py:function")
     home, colon, name = (target.target or "").partition(":")
@@ -53,7 +52,7 @@ def run_drill(arguments: Sequence[str]) -> int:
     name = target.target or f"-m {target.module[0]}"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the trial, too
     drill = Drill(
-        Order(arguments=tuple(words), workers=options.workers, directory=os.getcwd()),
+        Order(arguments=tuple(words), workers=options.workers),
         reports=options.reports,
         minutes=options.minutes,
         keep=options.keep,

@@ -43,8 +43,8 @@ usage: distrain COMMAND ...        (distrain COMMAND --help explains one)
 {}
 
 A RUN is a path, a URL, a name, the beginning of a name, or `last`, the newest.
-Names are looked up in --storage-path: by default that of the config file
-(distrain.toml or pyproject.toml), else ~/distrain_results.
+Names are looked up in --storage-path: by default DISTRAIN_STORAGE_PATH, else
+~/distrain_results.
 
   distrain run --num-workers 4 train.py --epochs 3
   distrain run --as-ray ray_train.py

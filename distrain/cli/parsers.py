@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 Add: TypeAlias = "Callable[..., object]"
 """The method ``add_argument`` of a parser."""
 SITE = "https://distrain.github.io/distrain"
-_DEFAULT = "(default: that of the config file, else ~/distrain_results)"
+_DEFAULT = "(default: DISTRAIN_STORAGE_PATH, else ~/distrain_results)"
 _OF_STORAGE = {"board": "the storage path, or a run", "clean": "the storage path", "ls": "the storage path, or a run"}
 """The commands for the runs of a storage path. Others are for one run."""
 _WITHOUT_RUN = ("explain",)
@@ -27,18 +26,10 @@ _WITH_JSON = ("compare", "ls", "show", "stacks", "stop")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line; argparse would put the usage in front of it.
-
-    sources: the places of options that are not from the command line, by the names of their values.
-    """
-
-    sources: dict[str, str] = {}  # noqa: RUF012 - replaced, never changed
+    """A parser whose errors are one line; argparse would put the usage in front of it."""
 
     def error(self, message: str) -> NoReturn:
-        actions = map(self._option_string_actions.get, re.findall(r"--[\w-]+", message))
-        places = dict.fromkeys(self.sources[one.dest] for one in actions if one and one.dest in self.sources)
-        where = f" ({', '.join(places)})" if places else ""
-        self.exit(2, f"{self.prog}: error: {message}{where}\n")
+        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def help_of(name: str) -> tuple[str, str]:
@@ -80,19 +71,11 @@ def parser_of(command: str, add_options: Callable[[Add], None] | None) -> Parser
     elif command not in _WITHOUT_RUN:
         parser.add_argument("run", metavar="RUN", help="path, URL, name, beginning of a name, or `last`")
         parser.add_argument("--storage-path", metavar="DIR", help=f"where the runs are {_DEFAULT}")
-    if command not in _WITHOUT_RUN:
-        add_config_file(parser)
     if add_options is not None:
         add_options(parser.add_argument)
     if command in _WITH_JSON:
         add_json(parser)
     return parser
-
-
-def add_config_file(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add the options about the config file."""
-    parser.add_argument("--on", metavar="TARGET", help="also take the options of a target of the config file")
-    parser.add_argument("--no-config", action="store_true", help="ignore the config file")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -101,13 +84,8 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def storage_of(options: argparse.Namespace) -> Path | RemotePath:
-    """Return the storage path of the options, else of the config file. Raises WrongArgument or OSError."""
-    given = options.path if "path" in options else options.storage_path
-    if given is None and not options.no_config:
-        from distrain.cli.run.config_file import storage_path
-
-        given = storage_path(options.on)
-    return storage_at(given)
+    """Return the storage path of the options, or the default one. Raises OSError."""
+    return storage_at(options.path if "path" in options else options.storage_path)
 
 
 def run_of(options: argparse.Namespace) -> Run:

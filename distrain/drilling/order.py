@@ -31,7 +31,7 @@ class ProbeOrder:
 class Order:
     """The order for a process.
 
-    arguments: those of ``distrain run``, with the config file of ``directory``. trainer: run instead, if given.
+    arguments: those of ``distrain run``. trainer: run instead, if given.
     storage: the storage path of the run, whose name is ``run``.
     workers: the number of workers, or None for the script's own.
     folder: the directory of the trial. roots: the user's directories that are isolated, the working directory first.
@@ -40,7 +40,6 @@ class Order:
     """
 
     arguments: tuple[str, ...] = ()
-    directory: str = ""
     trainer: DataParallelTrainer | None = None
     storage: str = ""
     workers: int | None = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DEFAULT_STORAGE = "~/distrain_results"
+DEFAULT_STORAGE = os.environ.get("DISTRAIN_STORAGE_PATH") or "~/distrain_results"
 MANIFEST = "run.json"
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"

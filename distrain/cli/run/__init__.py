@@ -1,4 +1,4 @@
-"""Start training from the command line: options, the config file, targets, checks of hosts.
+"""Start training from the command line: options, targets, checks of hosts.
 
 Runs in: the user's process.
 """

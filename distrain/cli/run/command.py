@@ -13,8 +13,7 @@ from distrain.api.tracker import parse_tracker
 from distrain.cli.run.check import as_json, show
 from distrain.cli.run.config_options import config_from, named_options
 from distrain.cli.run.driver import driver_of, is_for_ray
-from distrain.cli.run.options import WITHOUT_EFFECT, environment_variables, make_parser
-from distrain.cli.run.settings import parse_with_file
+from distrain.cli.run.options import WITHOUT_EFFECT, environment_variables, make_parser, parse
 from distrain.cli.run.target import say_what_is_misplaced, work_of, workers_path
 from distrain.cli.showing import details_of
 from distrain.cli.text import write_json
@@ -51,7 +50,7 @@ def run_command(
     user_path: sys.path as the user's process was started with.
     """
     parser = make_parser(prog)
-    options = parse_with_file(parser, sys.argv[1:] if arguments is None else arguments)
+    options = parse(parser, sys.argv[1:] if arguments is None else arguments)
     if is_for_ray(options):
         return _drive(parser, options, user_path)
     with options_named(named_options()):

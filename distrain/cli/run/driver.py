@@ -11,7 +11,6 @@ from distrain.api.tracker import VARIABLE as TRACKERS
 from distrain.api.tracker import parse_tracker
 from distrain.cli.run.options import environment_variables, is_function
 from distrain.cli.run.target import work_of, workers_path
-from distrain.system.log import warn
 from distrain.worker.user_code import users_part
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 _HOSTS = {"hosts": "DISTRAIN_HOSTS", "hostfile": "DISTRAIN_HOSTFILE"}
 VARIABLES = {**_HOSTS, "transport": "DISTRAIN_TRANSPORT", "ssh_args": "DISTRAIN_SSH_ARGS"}
 """Options, and the variables that do the same for a fit()."""
-_OTHERS = {"as_ray", "env", "tracker", "target", "arguments", "module", "on", "no_config"}
+_OTHERS = {"as_ray", "env", "tracker", "target", "arguments", "module"}
 """Further options that have a meaning here."""
 
 
@@ -46,8 +45,6 @@ def driver_of(parser: Parser, options: argparse.Namespace, user_path: Sequence[s
     def drive() -> None:
         from distrain.as_ray.core import set_variables  # the import activates the stand-in, too
 
-        if ignored := [place for name, place in parser.sources.items() if name not in (*VARIABLES, *_OTHERS)]:
-            warn(f"{', '.join(ignored)}: no effect, because the script calls fit() itself")
         _follow(options)
         set_variables(variables)
         sys.path[:] = workers_path(work, user_path)
@@ -63,7 +60,7 @@ def driver_of(parser: Parser, options: argparse.Namespace, user_path: Sequence[s
 def _refuse_others(parser: Parser, options: argparse.Namespace) -> None:
     """Raise ValueError for an option that would start workers, or do something else than to run the script."""
     for action in parser._actions:
-        known = action.dest in (*VARIABLES, *_OTHERS, *parser.sources) or not hasattr(options, action.dest)
+        known = action.dest in (*VARIABLES, *_OTHERS) or not hasattr(options, action.dest)
         if not known and getattr(options, action.dest) != action.default:
             asked = "--as-ray" if options.as_ray else f"{AS_RAY}={os.environ[AS_RAY]}"
             option = action.option_strings[0]

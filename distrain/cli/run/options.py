@@ -44,7 +44,7 @@ _INSTEAD = {
 
 _CHECK = "Check if the hosts can train together; run nothing. All other options of `distrain run` are allowed, too."
 _OF_CHECK = {field.name for config in (ScalingConfig, ShippingConfig) for field in fields(config)}
-_OF_CHECK |= {"env", "help", "json", "no_config", "num_workers", "on", "storage_path", "target"}
+_OF_CHECK |= {"env", "help", "json", "num_workers", "storage_path", "target"}
 """What the options of ``distrain check`` that its help shows set."""
 
 
@@ -83,9 +83,6 @@ def make_parser(prog: str = "python -m distrain.launch") -> parsers.Parser:
     add_options_of(FailureConfig, parser.add_argument_group("failures and time limits").add_argument)
     reported = "checkpoints that are reported with distrain.report()"
     add_options_of(CheckpointConfig, parser.add_argument_group(reported).add_argument)
-    parsers.add_config_file(
-        parser.add_argument_group("config file (distrain.toml, or [tool.distrain] in pyproject.toml)")
-    )
     add = parser.add_argument_group("for checks and programs").add_argument
     add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
     add("--json", action="store_true", help="write a JSON object at the end; other output goes to stderr")
