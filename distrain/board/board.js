@@ -1,8 +1,7 @@
-// Draws the board from the object in #data, and keeps it up to date if it is live. Texts are only set as text.
+// Draws the board, and keeps it up to date. Texts are only set as text.
 (() => {
   const MOST_CHOSEN = 8, FIRST = 5, MOST_PLOTS = 12, ROWS = 100, POLL_MS = 1000, READING_MS = 50, HIDDEN_MS = 10000, MOST_LINES = 3000;
   const data = JSON.parse(document.getElementById("data").textContent);
-  const { isLive } = data;
   const $ = (selector) => document.querySelector(selector);
   const setText = (node, text) => { if (node.textContent !== text) node.textContent = text; };
   const setAttribute = (node, name, value) => { if (node.getAttribute(name) !== value) node.setAttribute(name, value); };
@@ -34,7 +33,7 @@
   const keep = () => {
     try { sessionStorage.setItem(data.storage, JSON.stringify(view)); } catch { /* private mode */ }
   };
-  const now = () => (isLive ? Date.now() / 1000 + skew : data.now);
+  const now = () => Date.now() / 1000 + skew;
   const ago = (time) => `${duration(Math.max(0, now() - time)).split(" ")[0]} ago`;
   const isActive = (row) => row.state === "running" || row.state === "starting";
   const GOOD_IF_LOW = new RegExp(data.lowestIsBest, "i");
@@ -295,7 +294,7 @@
   };
   const choose = (name) => setChosen(chosen.has(name) ? [...chosen.keys()].filter((one) => one !== name) : [...chosen.keys(), name]);
   const refresh = async (since) => {
-    if (isLive) try { apply(await ask(since)); } catch { /* the next poll says so */ }
+    try { apply(await ask(since)); } catch { /* the next poll says so */ }
   };
   const shownMetrics = () => (view.isMany ? [view.metric, ...[...metrics].sort().filter((name) => name !== view.metric)].slice(0, MOST_PLOTS) : [view.metric]);
   const spots = (row, steps) => { // where steps are on the x axis
@@ -426,8 +425,7 @@
     current = name;
     const close = el("button", { type: "button", "aria-label": "Close" }, "✕");
     close.addEventListener("click", shut);
-    const target = isLive ? `${path}/` : data.pages ? `${path}.html` : null;
-    const actions = el("p", { class: "actions" }, target && el("a", { href: target, target: "_blank", rel: "noopener" }, "Page of the run ↗"));
+    const actions = el("p", { class: "actions" }, el("a", { href: `${path}/`, target: "_blank", rel: "noopener" }, "Page of the run ↗"));
     const answer = el("pre", { class: "answer", tabindex: "0", hidden: "" });
     const ask = async (word) => {
       answer.hidden = false;
@@ -436,7 +434,7 @@
         answer.textContent = await (await fetch(`${path}/${word}`, { method: "POST" })).text();
       } catch { answer.textContent = "The board does not answer."; }
     };
-    if (isLive && isActive(row)) {
+    if (isActive(row)) {
       const stacks = el("button", { type: "button", title: "Show where all ranks are" }, "Stacks");
       const stop = el("button", { type: "button", class: "danger" }, "Stop");
       stacks.addEventListener("click", () => ask("stacks"));
@@ -447,17 +445,17 @@
       stop.addEventListener("blur", () => { delete stop.dataset.sure; stop.textContent = "Stop"; });
       actions.append(stacks, stop);
     }
-    const log = isLive ? el("pre", { class: "log", tabindex: "0", "aria-label": "Output of the ranks" }) : null;
+    const log = el("pre", { class: "log", tabindex: "0", "aria-label": "Output of the ranks" });
     panel.replaceChildren(
       el("div", { class: "head" }, el("h2", null, name), close),
-      el("p", { class: "line" }), el("p", { class: `note ${row.state}` }), actions, answer, el("dl", { class: "facts" }), ...(log ? [log] : []),
+      el("p", { class: "line" }), el("p", { class: `note ${row.state}` }), actions, answer, el("dl", { class: "facts" }), log,
     );
     panel.hidden = false;
     drawDetails();
     place();
     following.abort();
     following = new AbortController();
-    if (log) follow(row, path, log, following.signal);
+    follow(row, path, log, following.signal);
   };
   const drawDetails = () => {
     const row = rows.get(current), panel = $("#details");
@@ -638,7 +636,6 @@
       refresh(version);
     });
   }
-  $("#time").hidden = !isLive && !data.rows.some((row) => row.times.length);
   $("#diff").open = view.isDiff;
   $("#diff").addEventListener("toggle", () => { view.isDiff = $("#diff").open; keep(); });
   new IntersectionObserver((seen) => {
@@ -649,11 +646,10 @@
   document.addEventListener("visibilitychange", () => { if (!document.hidden) for (const row of rows.values()) drawRow(row); });
   const begin = async () => {
     try {
-      apply(isLive ? await ask(0) : data);
-      if (isLive && rows.size && ![...rows.values()].some(curve)) apply(await ask(0)); // another metric was sent
+      apply(await ask(0));
+      if (rows.size && ![...rows.values()].some(curve)) apply(await ask(0)); // another metric was sent
     } catch { /* poll() says so */ }
-    if (isLive) poll();
+    poll();
   };
   begin();
-  if (!isLive) setStatus("", `written ${clock(data.now)}`);
 })();

@@ -106,14 +106,14 @@ class WatchedRun:
             if self._last.get("time", 0.0) <= record["time"]:
                 self._last = self._reports.last or {}
 
-    def row(self, metrics: Sequence[str] | None, most: int) -> dict[str, Any]:
-        """Return the row, with the curves of metrics; ``""``: the loss, or the first one; None: all.
+    def row(self, metrics: Sequence[str], most: int) -> dict[str, Any]:
+        """Return the row, with the curves of metrics; ``""``: the loss, or the first one.
 
         ``times``: of a large curve, the reports, each with the seconds since the start of the run.
         """
         run, last, found = self.run, self._last, self._reports.curves
         first = "loss" if "loss" in found else next(iter(found), "")
-        wanted = found if metrics is None else [name or first for name in metrics]
+        wanted = [name or first for name in metrics]
         rate, interval = self._pace()
         times = self._reports.times.points(most) if most > SPARKLINE else []
         start = number_in(run.manifest.get("started")) or run.began
@@ -203,7 +203,7 @@ class Board:
         return False
 
     def data(
-        self, since: int, metrics: Sequence[str] | None, detailed: Collection[str] = (), points: int = MOST_POINTS
+        self, since: int, metrics: Sequence[str], detailed: Collection[str] = (), points: int = MOST_POINTS
     ) -> dict[str, Any]:
         """Return the names of all runs, and the rows that have changed since a version or are wanted in detail.
 
@@ -212,7 +212,7 @@ class Board:
         """
         shown = {name: one for name, one in self._runs.items() if one.run.state != FOREIGN}
         rows = [
-            one.row(metrics, points) if name in detailed else one.row(metrics and metrics[:1], SPARKLINE)
+            one.row(metrics, points) if name in detailed else one.row(metrics[:1], SPARKLINE)
             for name, one in shown.items()
             if one.version > since or name in detailed
         ]

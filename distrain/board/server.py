@@ -22,13 +22,13 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.routing import Mount, Route
 
-from distrain.board.export import board_document
 from distrain.board.runs import MOST_POINTS, SPARKLINE
 from distrain.errors import DistrainError
 from distrain.page.data import page_data
-from distrain.page.writer import document
+from distrain.page.writer import document, fill
 from distrain.storage import names
 from distrain.storage.lines import read_file
+from distrain.storage.retention import LOWEST_IS_BEST
 from distrain.storage.runs.details import evidence_of
 from distrain.storage.runs.listing import Run, WrongArgument
 from distrain.storage.runs.logs import Follower
@@ -94,7 +94,8 @@ class Pages:
         return response
 
     async def _index(self, _: Request) -> Response:
-        return responses.HTMLResponse(board_document(self._board, {"rows": []}, is_live=True))
+        facts = {"storage": str(self._board.storage), "lowestIsBest": LOWEST_IS_BEST.pattern}
+        return responses.HTMLResponse(fill("board", facts))
 
     async def _data(self, request: Request) -> Response:
         with contextlib.suppress(OSError):  # the storage is away for a while: the rows stay

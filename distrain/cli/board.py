@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 def add_board_options(add: parsers.Add) -> None:
     """Add the options of ``distrain board``."""
     add("--port", type=parsers.port, default=0, metavar="N", help="the port (default: a free one)")
-    add("--export", metavar="FILE|DIR", type=Path, help="only write FILE.html, or DIR with the pages of all runs, too")
 
 
 def run_board(options: argparse.Namespace) -> int:
-    """Serve the board, or write it."""
-    from distrain.board.export import export
+    """Serve the board."""
     from distrain.board.runs import Board
     from distrain.system.imports import require
 
@@ -34,9 +32,6 @@ def run_board(options: argparse.Namespace) -> int:
         storage.mkdir(parents=True, exist_ok=True)  # the first run has not made it yet
     board = Board(storage)
     board.look()
-    if options.export is not None:
-        echo(f"wrote {export(board, options.export.expanduser())}")
-        return 0
     server = require("distrain.board.server")
     listener = listener_at(options.port)
     token = secrets.token_urlsafe(24)

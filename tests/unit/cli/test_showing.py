@@ -44,15 +44,8 @@ def test_what_is_damaged_costs_its_own_part_and_is_named(tmp_path: Path) -> None
     assert " 0 +0 s 1 min the beginning finished " in " ".join(said.split())
 
 
-COMMANDS = {
-    "page": ["page", "run", "--storage-path", "runs", "-o"],
-    "board": ["board", "runs", "--export"],
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("through", ["itself", "a link"])
-def test_a_pipe_is_written_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, through: str) -> None:
+def test_a_pipe_is_written_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: str) -> None:
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "runs", "run", status="failed")
     pipe, output = tmp_path / "pipe.html", tmp_path / "link.html" if through == "a link" else tmp_path / "pipe.html"
@@ -63,7 +56,7 @@ def test_a_pipe_is_written_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     os.set_blocking(reader, True)
     with open(reader, "rb") as file, ThreadPoolExecutor() as threads:
         reading = threads.submit(file.read)
-        code = run_main([*COMMANDS[command], str(output)], [])
+        code = run_main(["page", "run", "--storage-path", "runs", "-o", str(output)], [])
         os.close(writer)
         said = reading.result()
     assert code == 0

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.api.result import Result
 from distrain.api.runs import runs
-from distrain.board.export import export
 from distrain.board.runs import Board
 from distrain.cli.main import run_main
 from distrain.errors import DistrainError
@@ -169,7 +168,11 @@ def _with(value: Any, place: tuple[Any, ...], wrong: Any) -> Any:
 
 
 def _board(run: Path, target: Path) -> None:
-    export(Board(run.parent), target / "board")
+    board = Board(run.parent)
+    board.look()
+    while board.read(1.0):
+        pass
+    (target / "board.json").write_text(json.dumps(board.data(0, ["loss"], [run.name]), allow_nan=False))
 
 
 def _evidence(run: Path, target: Path) -> None:
@@ -196,9 +199,7 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
     "ls": _command("ls", "{storage}"),
     "ls --json": _command("ls", "--json", "{storage}"),
     "ls --sort": _command("ls", "--sort", "loss", "{storage}"),
-    "note": _command("note", "{run}"),
     "resume": _command("resume", "{run}"),
-    "compare": _command("compare", "{run}", "{run}"),
     "show": _command("show", "{run}"),
     "show --json": _command("show", "--json", "{run}"),
     "logs": _command("logs", "{run}", "-n", "5"),
