@@ -416,7 +416,7 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(run_module, "observers_of", return_value=[]),
         mock.patch.object(RunFacts, "begin"),
         mock.patch.object(RunFacts, "end"),
-        mock.patch.object(RunFacts, "changes_since", return_value=[]),
+        mock.patch.object(RunFacts, "note_changes", return_value=[]),
         mock.patch.object(log._logger, "handlers", [handler]),
         mock.patch.object(log, "_warned", set()),
     ]
