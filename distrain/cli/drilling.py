@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 def run_drill(arguments: Sequence[str]) -> int:
     """Run ``distrain drill`` and return its exit code. Raises SystemExit for a wrong command line."""
-    parser = drill_parser()
+    parser = parsers.parser_of("drill", add_drill_options)
+    parser.usage = "distrain drill [options] [options of distrain run] TARGET [arguments]"
     split = [*arguments, "--"].index("--")
     options, words = parser.parse_known_args(arguments[:split])
     words += arguments[split + 1 :]
@@ -75,21 +76,16 @@ def run_drill(arguments: Sequence[str]) -> int:
     return 0 if report.ok else 1
 
 
-def drill_parser() -> argparse.ArgumentParser:
-    """Make the parser of the drill's own options."""
-    parser = parsers.make_parser("drill")
-    parser.usage = "distrain drill [options] [options of distrain run] TARGET [arguments]"
+def add_drill_options(add: parsers.Add) -> None:
+    """Add the drill's own options."""
     kinds = ",".join(DISTURBANCES)
-    add = parser.add_argument
     add("--workers", type=int, metavar="N", help="the number of workers (default: that of the script, or 1)")
     add("--reports", type=int, default=20, metavar="N", help="reports of an undisturbed run (default: 20)")
     add("--minutes", type=_positive, default=2.0, metavar="M", help="its longest time (default: 2)")
     add("--only", default=kinds, metavar="KIND,...", help=f"disturbances (default: {kinds})")
     add("--fresh", action="append", default=[], metavar="PATTERN", help="files to hide from the runs")
-    parsers.add_json(parser)
     add("--page", metavar="FILE.html", help="also write the report as a page")
     add("--keep", action="store_true", help="keep the directory with all runs")
-    return parser
 
 
 def _positive(text: str) -> float:

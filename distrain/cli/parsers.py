@@ -21,8 +21,8 @@ SITE = "https://distrain.github.io/distrain"
 _DEFAULT = "(default: DISTRAIN_STORAGE_PATH, else ~/distrain_results)"
 _OF_STORAGE = {"board": "the storage path, or a run", "clean": "the storage path", "ls": "the storage path, or a run"}
 """The commands for the runs of a storage path. Others are for one run."""
-_WITHOUT_RUN = ("explain",)
-_WITH_JSON = ("compare", "ls", "show", "stacks", "stop")
+_WITHOUT_RUN = ("drill", "explain")
+_WITH_JSON = ("compare", "drill", "ls", "show", "stacks", "stop")
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,7 +61,7 @@ def port(text: str) -> int:
 
 
 def parser_of(command: str, add_options: Callable[[Add], None] | None) -> Parser:
-    """Make the parser of a command that looks at runs: what it looks at, its own options, and --json."""
+    """Make the parser of a command: what it looks at, its own options, and --json."""
     parser = make_parser(command)
     if command in _OF_STORAGE:
         either = parser.add_mutually_exclusive_group().add_argument
@@ -74,13 +74,8 @@ def parser_of(command: str, add_options: Callable[[Add], None] | None) -> Parser
     if add_options is not None:
         add_options(parser.add_argument)
     if command in _WITH_JSON:
-        add_json(parser)
+        parser.add_argument("--json", action="store_true", help=f"write a JSON object ({SITE}/json.html)")
     return parser
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add the option that has a command write for programs."""
-    parser.add_argument("--json", action="store_true", help=f"write a JSON object ({SITE}/json.html)")
 
 
 def storage_of(options: argparse.Namespace) -> Path | RemotePath:

@@ -319,11 +319,7 @@ def _settings(run: Run) -> list[tuple[str, Table | None]]:
     groups = {name: flatten(value) for name, value in fields.items() if isinstance(value, dict)}
     groups = {"run": {n: value for n, value in fields.items() if n not in groups and value is not None}, **groups}
     return [
-        (name, _table(("name", "value"), [(key, _text(value)) for key, value in group.items()]))
+        (name, _table(("name", "value"), [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in group.items()]))
         for name, group in list(groups.items())[:_MOST_ROWS]
         if group
     ]
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

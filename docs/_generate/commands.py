@@ -9,8 +9,9 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Any
 
-from distrain.cli.drilling import drill_parser
+from distrain.cli.drilling import add_drill_options
 from distrain.cli.main import COMMANDS, command_of
+from distrain.cli.parsers import parser_of
 from distrain.cli.run.options import make_parser
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def section(parser: argparse.ArgumentParser) -> str:
 def all_parsers() -> Iterator[argparse.ArgumentParser]:
     """Yield the parser of each command. That of ``check`` is that of ``run``."""
     yield make_parser("distrain run")
-    yield drill_parser()
+    yield parser_of("drill", add_drill_options)
     yield from (command_of(name)[0] for name in COMMANDS)
 
 

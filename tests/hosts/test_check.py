@@ -50,7 +50,7 @@ def test_three_hosts_that_are_well_are_shown_with_what_they_have(user: User) -> 
     (user.folder / "hosts").write_text(user.lab.hostfile.read_text())
     ran = user.checks()
     assert (findings(ran), ran.err) == ([], "")
-    head, _, *rows, empty, verdict = ran.out.splitlines()
+    head, *rows, empty, verdict = ran.out.splitlines()
     assert head.split()[:6] == ["host", "reached", "python", "CPUs", "GPUs", "torch"]
     assert [row.split()[0] for row in rows] == ["alpha", "beta:2222", "gamma"]
     for row, address in zip(rows, ("10.77.0.11", "10.77.0.12", "10.77.0.13"), strict=True):
@@ -66,7 +66,7 @@ def test_gpus_that_are_ill_or_in_use_are_named(user: User, tmp_path: Path) -> No
     environment = {"LD_LIBRARY_PATH": str(make_driver(tmp_path / "driver")), "FAKE_GPUS": "gstsuf"}
     ran = user.checks(**environment, FAKE_USER=str(os.getpid()), CUDA_VISIBLE_DEVICES="0,1,2,3,4,5")
     assert ran.code == 0
-    assert "6.0 of 8.0 GiB" in ran.out
+    assert "6.0 GiB of 8.0 GiB" in ran.out
     assert [text.removeprefix("! localhost: ").partition(";")[0] for text in findings(ran)] == [
         "GPU 1, 3: faulty memory, which is replaced when the GPU is reset: nvidia-smi --gpu-reset, or restart the host",
         "GPU 1, 3: 2 uncorrectable memory errors since the driver was loaded",

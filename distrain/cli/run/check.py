@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.cli.text import table
 from distrain.system.arguments import in_users_words
-from distrain.system.text import name_hosts, without_controls
+from distrain.system.text import binary_size, name_hosts, without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ def _row(name: str, facts: HostFacts) -> dict[str, str]:
         memory = hello.memory_bytes
         row |= {
             **{package: _version(probed.versions[package]) for package in _PACKAGES if package in probed.versions},
-            "RAM free": f"{_gib(min(probed.memory_free_bytes, memory))} of {_gib(memory)} GiB",
+            "RAM free": f"{binary_size(min(probed.memory_free_bytes, memory))} of {binary_size(memory)}",
             "disk free": _space(probed.disk_free_bytes),
             "shm free": _space(probed.shared_memory_free_bytes),
             "GPU free": _least_free(facts.gpus),
@@ -97,16 +97,12 @@ def _version(version: str | None) -> str:
     return "none" if version is None else version or "?"
 
 
-def _gib(amount: int) -> str:
-    return f"{amount / 2**30:.{0 if amount >= 10 << 30 else 1}f}"
-
-
 def _space(free_bytes: int) -> str:
-    return "" if free_bytes < 0 else f"{_gib(free_bytes)} GiB"
+    return "" if free_bytes < 0 else binary_size(free_bytes)
 
 
 def _least_free(gpus: Sequence[GpuHealth]) -> str:
     """Return the free memory of the GPU that has the least; empty if it is not known."""
     known = [gpu for gpu in gpus if gpu.memory_bytes]
     gpu = min(known, key=lambda gpu: gpu.free_bytes, default=None)
-    return "" if gpu is None else f"{_gib(gpu.free_bytes)} of {_gib(gpu.memory_bytes)} GiB"
+    return "" if gpu is None else f"{binary_size(gpu.free_bytes)} of {binary_size(gpu.memory_bytes)}"
