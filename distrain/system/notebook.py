@@ -5,15 +5,15 @@ It asks IPython, which a kernel has imported; distrain does not import it elsewh
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import uuid
 from types import TracebackType
 from typing import Any
 
+from distrain.system.text import OWN_FILES
+
 _FILE_OF_FRAME = re.compile(r'(?<=File ")[^"\n]+(?=", line )')
-_OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def _shell() -> Any:
@@ -71,5 +71,5 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
     if trace is None:
         return None
     rest, frame = _users_part(trace.tb_next), trace.tb_frame
-    is_own = frame.f_code.co_filename.startswith(_OWN_FILES)
+    is_own = frame.f_code.co_filename.startswith(OWN_FILES)
     return rest if is_own else TracebackType(rest, frame, trace.tb_lasti, trace.tb_lineno)

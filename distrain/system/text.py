@@ -16,9 +16,16 @@ if TYPE_CHECKING:
 
 LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 """It matches paths of files that are not the user's own."""
+OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
+"""What the paths of distrain's files begin with."""
 _FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 _LONGEST_VALUE = 60
 _UNITS = (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))
+
+
+def is_users_file(path: str) -> bool:
+    """Return whether the code of a file is the user's own: neither of distrain nor of a library."""
+    return not path.startswith(OWN_FILES) and not LIBRARY_FILE.search(path)
 
 
 def is_full_disk(text: str) -> bool:

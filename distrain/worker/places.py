@@ -14,15 +14,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from distrain.system.stacks import PRIVATE, WRAPPERS
-from distrain.system.text import LIBRARY_FILE
+from distrain.system.text import OWN_FILES, is_users_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, FrameType
 
-_OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _COLLECTIVE_FILES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
-_CHANNEL_FILE = os.path.join(_OWN_FILES, "wire", "channel.py")
+_CHANNEL_FILE = os.path.join(OWN_FILES, "wire", "channel.py")
 """Files whose functions wait in native code for other ranks."""
 _DEBUGGER_FILES = re.compile(r"/distrain/worker/(debugger|remote_pdb)\.py$|/debugpy/")
 """Those of distrain's debugger, and of one that the user's code has started."""
@@ -98,11 +97,7 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def is_users(code: CodeType) -> bool:
     """Return whether code is the user's own: neither of distrain nor of a library."""
-    return _is_users_file(code.co_filename)
-
-
-def _is_users_file(path: str) -> bool:
-    return not path.startswith(_OWN_FILES) and not LIBRARY_FILE.search(path)
+    return is_users_file(code.co_filename)
 
 
 def may_contain(pattern: re.Pattern[str], frame: FrameType) -> bool:
@@ -112,7 +107,7 @@ def may_contain(pattern: re.Pattern[str], frame: FrameType) -> bool:
     """
     running = {one.f_code.co_filename for one in outwards(frame) if is_users(one.f_code)}
     modules = [vars(module).get("__file__") for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-    imported = {path for path in modules if isinstance(path, str) and path.endswith(".py") and _is_users_file(path)}
+    imported = {path for path in modules if isinstance(path, str) and path.endswith(".py") and is_users_file(path)}
     texts = {path: "".join(linecache.getlines(path)) for path in running | imported}
     return not all(map(texts.get, running)) or any(map(pattern.search, texts.values()))
 

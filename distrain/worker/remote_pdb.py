@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.worker.places import outwards, place_of
-from distrain.worker.user_code import OWN_FILES, run_rank
+from distrain.worker.user_code import RUNNER_FILES, run_rank
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -133,4 +133,4 @@ def _users_frames(frame: FrameType) -> list[FrameType]:
 
 
 def _is_users(frame: FrameType) -> bool:
-    return not frame.f_code.co_filename.startswith(OWN_FILES)
+    return not frame.f_code.co_filename.startswith(RUNNER_FILES)

@@ -29,7 +29,7 @@ from distrain.system.log import warn
 from distrain.system.notebook import cell_of, with_cells
 from distrain.system.peer_errors import blames_peer
 from distrain.system.pickling import pickled
-from distrain.system.text import LIBRARY_FILE, signal_in_words
+from distrain.system.text import OWN_FILES, is_users_file, signal_in_words
 from distrain.worker.job.job import FunctionWork, TargetWork
 from distrain.worker.job.unpicklable import describe_unpicklable
 from distrain.worker.places import at, no_collection, place_of
@@ -57,7 +57,7 @@ _COMMUNICATION = ("torch.distributed.", "torch.nn.parallel.")
 """Modules whose exceptions come from the communication between ranks, or of which one called its native code."""
 _FILES = ("torch.distributed.checkpoint.",)
 """Modules among them that read and write files."""
-OWN_FILES = (os.path.dirname(os.path.dirname(__file__)), "<frozen runpy>", "<frozen importlib", runpy.__file__)
+RUNNER_FILES = (OWN_FILES, "<frozen runpy>", "<frozen importlib", runpy.__file__)
 """Files of distrain, and of what it runs scripts with."""
 
 
@@ -359,7 +359,7 @@ def _one_line(error: BaseException) -> str:
 def _origin(error: BaseException) -> str:
     """Return the innermost line outside of libraries, for an exception that is shown without a traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if not f.filename.startswith(OWN_FILES) and not LIBRARY_FILE.search(f.filename)]
+    theirs = [frame for frame in frames if is_users_file(frame.filename)]
     if not theirs:
         return ""
     file = cell_of(theirs[-1].filename) or os.path.basename(theirs[-1].filename)
@@ -379,7 +379,7 @@ def _traceback_text(error: BaseException) -> str:
 def users_part(error: BaseException) -> TracebackType | None:
     """Return the traceback of an exception without distrain's outer frames."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OWN_FILES):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(RUNNER_FILES):
         trace = trace.tb_next
     if trace is None and not isinstance(error, (DistrainError, SyntaxError)):
         trace = error.__traceback__  # there are only frames of distrain, so show them
