@@ -97,9 +97,8 @@ class Engine:
             self.loop,
             self.files,
             self.shipping,
+            self.ranks,
             flags=request.python_flags,
-            send=self.ranks.send,
-            stream=self.ranks.stream_argv,
             receive=self.hear,
             refuse=self.refuse,
         )

@@ -96,12 +96,17 @@ class Lab:
             self.loop,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             replace(shipping, find_project=self.find),
+            self,  # type: ignore[arg-type]
             flags=("-P",),
-            send=lambda host, message: self.sent.append((host, message)),
-            stream=lambda host: ["ssh", host],
             receive=lambda host, message: self.received.append((host, message)),
             refuse=lambda host, why: self.refused.append((host, why)),
         )
+
+    def send(self, host: str, message: wire.Message) -> None:
+        self.sent.append((host, message))
+
+    def stream_argv(self, host: str) -> list[str]:
+        return ["ssh", host]
 
     def find(self) -> Project:
         if isinstance(self.found, str):
