@@ -405,15 +405,6 @@ class Engine:
         assert self.machine.plan is not None
         self.ranks.send(self.machine.plan.ranks[message.rank].host, message)
 
-    @does(actions.Store)
-    def _upload(self, action: actions.Store) -> None:
-        """Have files of a rank stored: by the uploader of the host, or from here if that does not see the storage."""
-        host, order = action.host, action.order
-        if self.host_files.lacks_storage(host):
-            self.host_files.upload(host, order)
-        else:
-            self.ranks.send(host, order)
-
     def _send_to_debugger(self, rank: int, body: bytes, opens: str) -> None:
         if self.machine.attempt_is_active and not self.is_over:
             self.send_to_rank(wire.DebuggerInput(attempt=self.attempt, rank=rank, body=body, opens=opens))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.decisions import events
+from distrain.decisions.checkpoints.actions import Store
 from distrain.decisions.hearing import does, hears
 from distrain.errors import LaunchError
 from distrain.system.log import say, warn, warn_once
@@ -252,9 +253,13 @@ class HostFiles:
 
     # -- the movers -----------------------------------------------------------------------------------------------
 
-    def upload(self, host: str, order: wire.Upload) -> None:
-        """Fetch files of a checkpoint from a host."""
-        self._mover(host).order(order, partial(self.receive, host))
+    @does(Store)
+    def upload(self, asked: Store) -> None:
+        """Have files of a rank stored: by the uploader of the host, or from here if that does not see the storage."""
+        if self.lacks_storage(asked.host):
+            self._mover(asked.host).order(asked.order, partial(self.receive, asked.host))
+        else:
+            self.ranks.send(asked.host, asked.order)
 
     def deliver(self, host: str, order: wire.Deliver | wire.BringBack, then: Callable[[str | None], None]) -> None:
         """Copy files to a host, or back. Call ``then`` with None, or with the reason why they could not be copied."""

@@ -12,6 +12,7 @@ import pytest
 from distrain import wire
 from distrain.coordinator import host_files
 from distrain.coordinator.host_files import HostFiles, Shipping
+from distrain.decisions.checkpoints.actions import Store
 from distrain.decisions.events import HostLost, WorkersStart
 from distrain.errors import LaunchError
 from distrain.hosts.world import RankPlan, WorldPlan
@@ -290,14 +291,16 @@ def test_the_mover_of_a_lost_host_is_ended(lab: Lab) -> None:
 
 def test_the_end_of_an_attempt_ends_what_is_fetched_for_it(lab: Lab) -> None:
     lab.set_up(*HOSTS)
-    lab.files.upload("a", upload())
-    lab.files.upload("b", upload())
+    for host in HOSTS:
+        lab.answer(host, storage_problem="is not there")
+    lab.files.upload(Store("a", upload()))
+    lab.files.upload(Store("b", upload()))
     lab.files.deliver("b", wire.Deliver(folder="/f", root="/r", files=[], staging="/s"), lambda failed: None)
-    lab.files.upload("c", upload())
+    lab.files.upload(Store("c", upload()))
     lab.mover("c").is_idle = True
     lab.files.end_attempt()
     assert [lab.mover(host).is_closed for host in HOSTS] == [True, False, False]
-    lab.files.upload("a", upload(1))
+    lab.files.upload(Store("a", upload(1)))
     assert not lab.mover("a").is_closed
     assert lab.mover("a").orders == [upload(1)]
 
