@@ -98,9 +98,8 @@ class Engine:
             self.loop,
             self.files,
             self.shipping,
+            self.ranks,
             flags=request.python_flags,
-            send=self.ranks.send,
-            stream=self.ranks.stream_argv,
             receive=self.hear,
             refuse=self.refuse,
         )
@@ -407,15 +406,6 @@ class Engine:
         """Send a message to the host of a rank."""
         assert self.machine.plan is not None
         self.ranks.send(self.machine.plan.ranks[message.rank].host, message)
-
-    @does(actions.Store)
-    def _upload(self, action: actions.Store) -> None:
-        """Have files of a rank stored: by the uploader of the host, or from here if that does not see the storage."""
-        host, order = action.host, action.order
-        if self.host_files.lacks_storage(host):
-            self.host_files.upload(host, order)
-        else:
-            self.ranks.send(host, order)
 
     def _send_to_debugger(self, rank: int, body: bytes, opens: bool) -> None:
         if self.machine.attempt_is_active and not self.is_over:

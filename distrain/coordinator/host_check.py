@@ -71,19 +71,22 @@ class HostCheck:
         self._loop = Loop()
         self._background = Background(self._loop, "files")
         self._ranks = Connections(transports, request)
-        send, flags = self._ranks.send, request.python_flags
         self._files = HostFiles(
             self._loop,
             self._background,
             shipping,
-            flags=flags,
-            send=send,
-            stream=self._ranks.stream_argv,
+            self._ranks,
+            flags=request.python_flags,
             receive=self._hear,
             refuse=self._lose,
         )
         self._checks = LaunchChecks(
-            self._loop, request, self._background, send=send, report=self._report, imports=self._files.imports
+            self._loop,
+            request,
+            self._background,
+            send=self._ranks.send,
+            report=self._report,
+            imports=self._files.imports,
         )
         self._pool = HostPool({name: settings.slots for name, settings in request.hosts.items()}, request.scaling)
         self._hosts: list[str] | None = None

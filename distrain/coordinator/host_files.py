@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.decisions import events
+from distrain.decisions.checkpoints.actions import Store
 from distrain.decisions.hearing import does, hears
 from distrain.errors import LaunchError
 from distrain.system.log import say, warn, warn_once
@@ -28,6 +29,7 @@ from distrain.wire.shipped_file import ShippedFile
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from distrain.coordinator.ranks.port import Ranks
     from distrain.coordinator.store.run_store import RunStore
     from distrain.system.background import Background
     from distrain.system.loop import Loop
@@ -87,16 +89,14 @@ class _Host:
 class HostFiles:
     """The other machines of a run: what they see, and what goes there and comes back.
 
-    send: sends a message to the agent of a host. stream: the command that starts a stream server there. receive: gets
-    the answers to uploads, with the host. refuse: gets a host that cannot be set up, and why.
+    receive: gets the answers to uploads, with the host. refuse: gets a host that cannot be set up, and why.
     """
 
     loop: Loop
     background: Background
     shipping: Shipping
+    ranks: Ranks
     flags: Sequence[str]
-    send: Callable[[str, wire.Message], None]
-    stream: Callable[[str], list[str]]
     receive: Callable[[str, wire.Message], None]
     refuse: Callable[[str, str], None]
 
@@ -147,7 +147,7 @@ class HostFiles:
         state = self._hosts[host]
         state.is_set_up, state.question = False, self.question_for(host)
         state.open_questions += 1
-        self.send(host, state.question)
+        self.ranks.send(host, state.question)
         if not self.shipping.question.requirements:  # else it says itself how far it is with the environment
             self.loop.call_in(f"set up {host}", _SLOW_S, partial(self._on_slow, host))
 
@@ -244,9 +244,13 @@ class HostFiles:
 
     # -- the movers -----------------------------------------------------------------------------------------------
 
-    def upload(self, host: str, order: wire.Upload) -> None:
-        """Fetch files of a checkpoint from a host."""
-        self._mover(host).order(order, partial(self.receive, host))
+    @does(Store)
+    def upload(self, asked: Store) -> None:
+        """Have files of a rank stored: by the uploader of the host, or from here if that does not see the storage."""
+        if self.lacks_storage(asked.host):
+            self._mover(asked.host).order(asked.order, partial(self.receive, asked.host))
+        else:
+            self.ranks.send(asked.host, asked.order)
 
     def deliver(self, host: str, order: wire.Deliver | wire.BringBack, then: Callable[[str | None], None]) -> None:
         """Copy files to a host, or back. Call ``then`` with None, or with the reason why they could not be copied."""
@@ -281,12 +285,12 @@ class HostFiles:
 
     def drop_checkpoint(self, host: str, folder: str) -> None:
         """Have a host delete a checkpoint that was copied there."""
-        self.send(host, wire.DeleteCheckpoints(directories=[folder]))
+        self.ranks.send(host, wire.DeleteCheckpoints(directories=[folder]))
 
     def _mover(self, host: str) -> OrderLink:
         state = self._hosts.setdefault(host, _Host())
         if state.mover is None:
-            hear, argv = partial(self.receive, host), json.dumps(self.stream(host))
+            hear, argv = partial(self.receive, host), json.dumps(self.ranks.stream_argv(host))
             state.mover = OrderLink(self.loop, hear, "mover", argv, flags=self.flags)
         return state.mover
 

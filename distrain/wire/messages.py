@@ -77,7 +77,7 @@ class OfAttempt(Message):
 
 @message
 class FromWorker(OfAttempt):
-    """Base of what a worker sends to the coordinator."""
+    """Base of what a worker sends to the coordinator, or its agent says about it."""
 
     rank: int
 
@@ -266,19 +266,18 @@ class Troubles(OfAttempt):
 
 
 @message
-class Output(OfAttempt):
+class Output(FromWorker):
     """Bytes that a worker wrote to stdout (``stream`` 1) or stderr (2).
 
     Agent -> coordinator.
     """
 
-    rank: int
     stream: int
     body: bytes
 
 
 @message
-class Exited(OfAttempt):
+class Exited(FromWorker):
     """The process of a rank has ended, by exactly one of ``exit_code``, ``signal`` and ``lost``.
 
     lost: why the process is gone although its end was not seen. by_us: the agent sent the signal. max_rss_bytes: peak
@@ -289,7 +288,6 @@ class Exited(OfAttempt):
     Agent -> coordinator.
     """
 
-    rank: int
     exit_code: int | None = None
     signal: int | None = None
     lost: str | None = None
@@ -909,8 +907,7 @@ class Reported(FromWorker):
 
     index: counts the rank's calls in the attempt from 1. body: the metrics as JSON. progress: None, or the step and the
     number of steps that the user has given. waited: seconds since the rank's last report in which it waited for
-    ``data``, or in report() for a ``checkpoint``; None if it did not wait. ordinal: ``index`` if it has a
-    checkpoint, else None. With a checkpoint:
+    ``data``, or in report() for a ``checkpoint``; None if it did not wait. With a checkpoint (``has_checkpoint``):
 
     folder: the directory with its files. files: the relative path of each. in_place: ``folder`` is in the run
     directory, and all ranks write into it; ``files`` is empty. in_memory: ``folder`` is in the memory of the host, see
@@ -928,7 +925,7 @@ class Reported(FromWorker):
     """
 
     index: int
-    ordinal: int | None
+    has_checkpoint: bool = False
     time: float = 0.0
     files: list[str] = field(default_factory=list)
     facts: dict[str, list[int]] | None = None
@@ -944,10 +941,6 @@ class Reported(FromWorker):
     progress: list[float] | None = None
     waited: dict[str, float] | None = None
     failed: str | None = None
-
-    @property
-    def has_checkpoint(self) -> bool:
-        return self.ordinal is not None
 
 
 @message

@@ -224,8 +224,7 @@ class Session:
                 self._reports, self._checkpoints = before + 1, self._checkpoints + has_checkpoint
                 with contextlib.suppress(Exception):  # of __str__, of a signal handler, or the coordinator is gone
                     failed = f"{type(error).__name__}: {error}"
-                    ordinal = self._reports if has_checkpoint else None
-                    self.send(wire.Reported, index=self._reports, ordinal=ordinal, failed=failed)
+                    self.send(wire.Reported, index=self._reports, has_checkpoint=has_checkpoint, failed=failed)
             raise
 
     def _note_blocked(self, since: float) -> None:
@@ -249,7 +248,7 @@ class Session:
         self._reports, self._checkpoints = index, self._checkpoints + bool(checkpoint)
         if local_files is not None:
             self._local_files[index] = local_files
-        self.send(wire.Reported, index=index, ordinal=index if checkpoint else None, **fields)
+        self.send(wire.Reported, index=index, has_checkpoint=bool(checkpoint), **fields)
         return index
 
     def _prepare(

@@ -216,7 +216,7 @@ class Player:
             rank=rank,
             index=index,
             time=time.time(),
-            ordinal=index if has_checkpoint else None,
+            has_checkpoint=has_checkpoint,
             files=files,
             body=body,
         )

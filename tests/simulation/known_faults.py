@@ -202,12 +202,6 @@ KNOWN = [
         "hangs",
     ),
     Known(
-        "checkpoints are joined by their own number, and not by that of the report",
-        "worker/session.py",
-        "self.send(wire.Reported, index=index, ordinal=index if checkpoint else None, **fields)",
-        "self.send(wire.Reported, index=index, ordinal=self._checkpoints if checkpoint else None, **fields)",
-    ),
-    Known(
         "a batch that a Rollback has ended was only a look",
         "data/positions.py",
         "self._is_reported or self._is_interrupted\n",

@@ -159,7 +159,7 @@ class RankGroup:
     ranks: JoinedRanks | None = None
     """On rank 0, once the ranks are connected."""
     _is_set_up: bool = False
-    _has_met: bool = False
+    _has_exchanged: bool = False
 
     def set_up(self) -> None:
         """Set up the framework."""
@@ -199,9 +199,9 @@ class RankGroup:
 
     # -- the meeting ----------------------------------------------------------------------------------------------
 
-    def meet(self, offer: Offer | None, refusal: str = "") -> Offer:
+    def exchange_offers(self, offer: Offer | None, refusal: str = "") -> Offer:
         """Meet all ranks, and return rank 0's offer. Raises LaunchError if rank 0 refuses to train."""
-        self._has_met = True
+        self._has_exchanged = True
         own = _Arrival(
             host=socket.gethostname(),
             launcher=self.launcher,
@@ -273,9 +273,9 @@ class RankGroup:
     def _share(self, result: Result | None, error: BaseException | None) -> None:
         if self.ranks is not None:
             self.ranks.say_goodbye(_pickled_end(result, error))
-        elif not self._has_met:
+        elif not self._has_exchanged:
             with contextlib.suppress(Exception):
-                self.meet(None, refusal=str(error) or type(error).__name__)
+                self.exchange_offers(None, refusal=str(error) or type(error).__name__)
 
     def join_up(self, store: RunStore, run_id: str) -> JoinedRanks:
         """Meet the other ranks, and return all.
@@ -291,7 +291,7 @@ class RankGroup:
                 storage="" if store.is_remote else str(store.paths.root),
                 probe_file=str(store.paths.manifest),
             )
-            self.meet(offer)
+            self.exchange_offers(offer)
             self.agree(None)
             connections = entrance.connections()
         theirs, ours = socket.socketpair()
@@ -305,7 +305,7 @@ class RankGroup:
 
         A rank that has failed puts its own exception into the error.
         """
-        offer, connection = self.meet(None), None
+        offer, connection = self.exchange_offers(None), None
         problem = self._storage_problem(offer)
         address = "127.0.0.1" if self.launcher.is_one_host else self.launcher.address
         with contextlib.ExitStack() as stack:

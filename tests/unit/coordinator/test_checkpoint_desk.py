@@ -53,7 +53,7 @@ class Handler:
 def report(handler: Handler, rank: int, number: int, *files: str) -> None:
     """report() with the n-th checkpoint of the rank."""
     files_of = {"files": list(files), "folder": "/source"}
-    handler.handle(wire.Reported(attempt=0, rank=rank, index=number, ordinal=number, body=b"{}", **files_of))
+    handler.handle(wire.Reported(attempt=0, rank=rank, index=number, has_checkpoint=True, body=b"{}", **files_of))
 
 
 def store_files(handler: Handler, order: wire.CopyFiles) -> None:
@@ -74,7 +74,7 @@ def test_a_checkpoint_that_one_rank_writes_to_memory_and_another_to_storage_is_s
     report(handler, 0, 1, "shard-0")
     facts = {"shard-1": [1, 7]}
     in_memory = {"files": ["shard-1"], "folder": "/memory", "in_memory": True, "waits": False, "facts": facts}
-    handler.handle(wire.Reported(attempt=0, rank=1, index=1, ordinal=1, body=b"{}", **in_memory))
+    handler.handle(wire.Reported(attempt=0, rank=1, index=1, has_checkpoint=True, body=b"{}", **in_memory))
     [order], [hashing] = only(wire.CopyFiles, sent), only(wire.Upload, sent)
     assert hashing.facts == facts
     answer = wire.FilesCopied(attempt=0, rank=1, ordinal=1, files=[("shard-1", 1, 7)], skipped=[])
@@ -116,7 +116,7 @@ def test_only_checkpoints_that_lack_files_of_a_slow_rank_are_given_up(tmp_path: 
     handler.handle(Tick())
     assert [saved.silent for saved in store.ledger.all] == [(1,)]
     for index in range(1, first):
-        handler.handle(wire.Reported(attempt=0, rank=1, index=index, ordinal=None, body=b"{}"))
+        handler.handle(wire.Reported(attempt=0, rank=1, index=index, body=b"{}"))
     report(handler, 1, first, "shard-1")
     assert [saved.step for saved in store.ledger.all] == list(range(1, first))
     store.close()

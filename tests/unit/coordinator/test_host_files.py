@@ -12,6 +12,7 @@ import pytest
 from distrain import wire
 from distrain.coordinator import host_files
 from distrain.coordinator.host_files import HostFiles, Shipping
+from distrain.decisions.checkpoints.actions import Store
 from distrain.decisions.events import HostLost, WorkersStart
 from distrain.errors import LaunchError
 from distrain.hosts.world import RankPlan, WorldPlan
@@ -96,12 +97,17 @@ class Lab:
             self.loop,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             replace(shipping, find_project=self.find),
+            self,  # type: ignore[arg-type]
             flags=("-P",),
-            send=lambda host, message: self.sent.append((host, message)),
-            stream=lambda host: ["ssh", host],
             receive=lambda host, message: self.received.append((host, message)),
             refuse=lambda host, why: self.refused.append((host, why)),
         )
+
+    def send(self, host: str, message: wire.Message) -> None:
+        self.sent.append((host, message))
+
+    def stream_argv(self, host: str) -> list[str]:
+        return ["ssh", host]
 
     def find(self) -> Project:
         if isinstance(self.found, str):
@@ -283,14 +289,16 @@ def test_the_mover_of_a_lost_host_is_ended(lab: Lab) -> None:
 
 def test_the_end_of_an_attempt_ends_what_is_fetched_for_it(lab: Lab) -> None:
     lab.set_up(*HOSTS)
-    lab.files.upload("a", upload())
-    lab.files.upload("b", upload())
+    for host in HOSTS:
+        lab.answer(host, storage_problem="is not there")
+    lab.files.upload(Store("a", upload()))
+    lab.files.upload(Store("b", upload()))
     lab.files.deliver("b", wire.Deliver(folder="/f", root="/r", files=[], staging="/s"), lambda failed: None)
-    lab.files.upload("c", upload())
+    lab.files.upload(Store("c", upload()))
     lab.mover("c").is_idle = True
     lab.files.end_attempt()
     assert [lab.mover(host).is_closed for host in HOSTS] == [True, False, False]
-    lab.files.upload("a", upload(1))
+    lab.files.upload(Store("a", upload(1)))
     assert not lab.mover("a").is_closed
     assert lab.mover("a").orders == [upload(1)]
 

@@ -103,7 +103,7 @@ class Run:
             part = self.folder / f"part_{rank}_{number}"
             part.mkdir()
             (part / f"file_{rank}").write_text(f"{number}")
-            reports[rank] = wire.Reported(attempt=0, rank=rank, index=number, ordinal=number, folder=str(part))
+            reports[rank] = wire.Reported(attempt=0, rank=rank, index=number, has_checkpoint=True, folder=str(part))
             files |= {path: file_entry(size, crc, rank) for path, size, crc in hash_files(part, [f"file_{rank}"])}
         commit = Commit(number, files, tuple(reports), metrics or {}, world_size=len(self.hosts), silent=silent)
         index = self.ledger.take_index()

@@ -128,9 +128,11 @@ def reported(
     in_place: str = "",
     **how: Any,
 ) -> list[Any]:
-    ordinal, how = None if files is None else index, {"folder": in_place, "in_place": bool(in_place), **how}
+    has_checkpoint, how = files is not None, {"folder": in_place, "in_place": bool(in_place), **how}
     body, files = json.dumps(metrics).encode(), list(files or ())
-    report = wire.Reported(attempt=0, rank=rank, index=index, ordinal=ordinal, body=body, files=files, **how)
+    report = wire.Reported(
+        attempt=0, rank=rank, index=index, has_checkpoint=has_checkpoint, body=body, files=files, **how
+    )
     return assembly.reported(report, now)
 
 
