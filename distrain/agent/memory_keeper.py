@@ -173,13 +173,10 @@ class MemoryKeeper:
 
     def _serve(self, order: wire.KeepRound) -> None:
         """Let other hosts get the files that this one keeps, and tell where."""
-        address = ""
-        try:
+        self._token, port, address = order.token, 0, ""
+        with contextlib.suppress(OSError):  # then others cannot connect, and say so
             self._server = self._server or FileServer(order.token, self._find)
-            address = address_toward(order.peer) if order.peer else ""
-        except OSError as error:
-            self._send(wire.Notice(text=f"other hosts cannot get copies of checkpoints in memory from here: {error}"))
-        self._token, port = order.token, self._server.port if self._server else 0
+            port, address = self._server.port, address_toward(order.peer) if order.peer else ""
         self._send(wire.MemoryServed(attempt=order.attempt, port=port, address=address))
 
     def _find(self, name: str, rank: int, file: str) -> Path:

@@ -121,6 +121,20 @@ KNOWN = [
         "memory",
     ),
     Known(
+        "bytes from the memory of other hosts are not compared",
+        "agent/memory_keeper.py",
+        "            if found != expected:\n",
+        "            if False:\n",
+        "memory",
+    ),
+    Known(
+        "a host lacks files that a rank reads later than others",
+        "decisions/checkpoints/rounds.py",
+        "if host in kept.readers and wanted <= kept.readers[host][1]:",
+        "if host in kept.readers:",
+        "memory",
+    ),
+    Known(
         "agents store an older checkpoint after the coordinator is gone",
         "agent/memory_keeper.py",
         "            kept = known[max(known)]\n",
