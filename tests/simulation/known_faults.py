@@ -121,17 +121,10 @@ KNOWN = [
         "memory",
     ),
     Known(
-        "bytes from the memory of other hosts are not compared",
-        "agent/memory_keeper.py",
-        "            if found != expected:\n",
-        "            if False:\n",
-        "memory",
-    ),
-    Known(
         "a host lacks files that a rank reads later than others",
-        "decisions/checkpoints/rounds.py",
-        "if host in kept.readers and wanted <= kept.readers[host][1]:",
-        "if host in kept.readers:",
+        "agent/memory_keeper.py",
+        "        self._fill(found, wanted - found.files, order.peers, notes)\n",
+        "        self._fill(found, set() if found.files else wanted, order.peers, notes)\n",
         "memory",
     ),
     Known(
