@@ -57,6 +57,7 @@ _BEAT_S = 0.5
 class _Gathered:
     """A checkpoint for readers. files: those that were compared in the latest attempt that has read it."""
 
+    kept: MemoryRound
     folder: Path
     attempt: int = -1
     files: set[str] = field(default_factory=set)
@@ -172,13 +173,10 @@ class MemoryKeeper:
 
     def _serve(self, order: wire.KeepRound) -> None:
         """Let other hosts get the files that this one keeps, and tell where."""
-        address = ""
-        try:
+        self._token, port, address = order.token, 0, ""
+        with contextlib.suppress(OSError):  # then others cannot connect, and say so
             self._server = self._server or FileServer(order.token, self._find)
-            address = address_toward(order.peer) if order.peer else ""
-        except OSError as error:
-            self._send(wire.Notice(text=f"other hosts cannot get copies of checkpoints in memory from here: {error}"))
-        self._token, port = order.token, self._server.port if self._server else 0
+            port, address = self._server.port, address_toward(order.peer) if order.peer else ""
         self._send(wire.MemoryServed(attempt=order.attempt, port=port, address=address))
 
     def _find(self, name: str, rank: int, file: str) -> Path:
@@ -235,40 +233,31 @@ class MemoryKeeper:
     # -- checkpoints for readers ----------------------------------------------------------------------------------
 
     def _gather(self, kept: MemoryRound, order: wire.FetchRound, notes: list[str]) -> Path:
-        new = _Gathered(self._root / "gathered" / f"{kept.name}-{next(self._numbers)}")
+        new = _Gathered(kept, self._root / "gathered" / f"{kept.name}-{next(self._numbers)}")
         found = self._gathered.setdefault(kept.name, new)
         folder = found.folder
         if found.attempt != order.attempt:  # every byte is compared again
-            found.attempt, found.files = order.attempt, set()
+            found.files = set()
             folder.mkdir(parents=True, exist_ok=True)
             (folder / METADATA_FILE).unlink(missing_ok=True)
-            self._fill(found, kept, {METADATA_FILE}, order.peers, notes)
+            self._fill(found, {METADATA_FILE}, order.peers, notes)
             write = partial(write_atomically, folder / METADATA_FILE, sync=False)
             manifest, _ = complete_manifest(folder, kept.name, kept.manifest, kept.metadata, kept.positions, write)
             (folder / MANIFEST_FILE).write_bytes(manifest)
-        self._fill(found, kept, {*order.files} - found.files, order.peers, notes)
+            found.attempt = order.attempt
+        wanted = {*(kept.manifest["files"] if order.files is None else order.files)}
+        self._fill(found, wanted - found.files, order.peers, notes)
         return folder
 
-    def _fill(
-        self, found: _Gathered, kept: MemoryRound, wanted: Collection[str], peers: _Peers, notes: list[str]
-    ) -> None:
+    def _fill(self, found: _Gathered, wanted: Collection[str], peers: _Peers, notes: list[str]) -> None:
         """Add files to a directory for readers. Raise OSError if there is no intact copy of one."""
-        for rank in kept.parts:
-            if files := {file: fact for file, fact in kept.files[rank].items() if file in wanted}:
-                self._fill_part(found.folder, kept, rank, files, peers, notes)
-                found.files |= files.keys()
+        for rank in found.kept.parts:
+            self._fill_part(found, rank, wanted, peers, notes)
 
-    def _fill_part(
-        self,
-        folder: Path,
-        kept: MemoryRound,
-        rank: int,
-        files: Mapping[str, tuple[int, int]],
-        peers: _Peers,
-        notes: list[str],
-    ) -> None:
+    def _fill_part(self, to: _Gathered, rank: int, wanted: Collection[str], peers: _Peers, notes: list[str]) -> None:
         """Link files of a part, verify them, and replace those that are damaged. Raise OSError without a copy."""
-        part, home = kept.parts[rank], self._home(kept, rank)
+        kept, folder, part, home = to.kept, to.folder, to.kept.parts[rank], self._home(to.kept, rank)
+        files = {file: expected for file, expected in kept.files[rank].items() if file in wanted}
         if home is not None:
             for file in files:
                 _link(home / file, folder / file)
@@ -298,6 +287,7 @@ class MemoryKeeper:
                 notes.append(f"rank {rank}: {' and '.join(problems)}; the copy on host {source} is used instead")
             if home is not None:
                 _link(folder / file, home / file)
+        to.files |= files.keys()
 
     # -- without a coordinator ------------------------------------------------------------------------------------
 

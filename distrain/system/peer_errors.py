@@ -9,10 +9,10 @@ import re
 _PEER_GONE = re.compile(
     r"collective operation timeout|failed to pass monitoredbarrier|ncclremoteerror|dump signal from another rank|"
     r"collective ops is aborted by|tasks are unhealthy \(stopped sending heartbeats\)|"
-    r"the jax distributed service detected fatal errors",
+    r"the jax distributed service detected fatal errors|cannot be read on host",
     re.IGNORECASE,
 )
-"""Only communication between ranks fails with these words."""
+"""Only communication between ranks fails with these words, or between their hosts (agent/memory_keeper.py)."""
 CONNECTION_GONE = re.compile(
     r"connection (was )?(likely )?(closed|reset|aborted)|closed by (remote )?peer|broken pipe|socket closed|"
     r"timed out|timeouterror|wait timeout|socket timeout|failed to recv|recvvalue failed|sendbytes failed|"

@@ -555,15 +555,15 @@ class MemoryServed(OfAttempt):
 class FetchRound(ToMemory):
     """Provide ``files`` of a checkpoint in memory in a directory, after every byte was compared with its manifest.
 
-    What this host lacks, or has with other bytes, it gets from the other copy. is_copy: instead, copy the parts whose
-    ``copy`` is this host. peers: address and port of the hosts that may have what this one lacks.
+    files: None for all. What this host lacks, or has with other bytes, it gets from the other copy. peers: address and
+    port of the hosts that may have it. is_copy: instead, copy the parts whose ``copy`` is this host.
 
     Coordinator -> agent; answered by :class:`RoundDone`.
     """
 
     attempt: int
     name: str
-    files: list[str] = field(default_factory=list)
+    files: list[str] | None = None
     is_copy: bool = False
     peers: dict[str, tuple[str, int]] = field(default_factory=dict)
 

@@ -98,8 +98,10 @@ def cut_link(play: Play, fault: Fault) -> None:
 
 
 def no_peers(play: Play, fault: Fault) -> None:
+    """A rank on any host fails if it reads what only this one has."""
     host = _chosen(list(play.hosts.values()), fault)
     play.hit_host(host, f"reaches no other host for {fault.lasts:g} s")
+    play.hit_hosts |= play.hosts.keys()
     host.refuses_peers = True
     play.world.after(fault.lasts, lambda: setattr(host, "refuses_peers", False))
 

@@ -20,6 +20,7 @@ from distrain.api.store_options import StoreOptions
 from distrain.data.datasets import run_datasets
 from distrain.errors import CheckpointError, Rollback
 from distrain.storage.checkpoint import Checkpoint
+from distrain.system.peer_errors import blames_peer
 from distrain.worker.job.job import Work
 from distrain.worker.reporting.memory_part import MemoryParts
 from distrain.worker.session import Session
@@ -121,8 +122,8 @@ class SimulatedRank:
             code = error.code if isinstance(error, SystemExit) else 1
             outcome = {
                 "ok": False, "body": b"", "error": f"{type(error).__name__}: {error}", "traceback": str(error),
-                "exit_code": code, "blames_peer": isinstance(error, PeerLost), "rollback": rollback,
-                "exits": isinstance(error, (SystemExit, KeyboardInterrupt)),
+                "exit_code": code, "blames_peer": isinstance(error, PeerLost) or blames_peer(str(error)),
+                "rollback": rollback, "exits": isinstance(error, (SystemExit, KeyboardInterrupt)),
             }  # fmt: skip
         self.is_done = True
         if outcome["ok"] or outcome["exits"]:

@@ -30,7 +30,7 @@ from distrain.storage.commit import MemoryPart, MemoryRound
 from distrain.system.text import advice_on, is_full_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from distrain.decisions.checkpoints.actions import Action
@@ -64,15 +64,13 @@ def copy_hosts(hosts: Sequence[str], racks: Mapping[str, str]) -> dict[str, str]
 class _Kept:
     """A round that is in memory.
 
-    copies: by host, the directory with the copies that it has; None if no host was asked to copy. readers: by host, the
-    directory for readers, and the files in it.
+    copies: by host, the directory with the copies that it has; None if no host was asked to copy.
     """
 
     round: MemoryRound
     copies: dict[str, str] | None = None
     is_safe: bool = False
     """True once every host's parts are on another host, too."""
-    readers: dict[str, tuple[str, Set[str]]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -127,8 +125,8 @@ class Rounds:
         """By host, if there are several: how often it has not answered yet that it knows what it keeps."""
         self._when_told: Callable[[], None] = self.store_or_copy
         """Called when all hosts have answered."""
-        self._asking: dict[tuple[str, str], list[tuple[Set[str], Answer]]] = {}
-        """By host and round: who waits for which files, in the order of the answers."""
+        self._asking: dict[tuple[str, str], list[Answer]] = {}
+        """By host and round: who waits for files, in the order of the answers."""
         self._storing: _Storing | None = None
         self._tries = 0
         self._failed_tries = 0
@@ -153,7 +151,7 @@ class Rounds:
     @property
     def is_busy(self) -> bool:
         """True while a rank may wait for files."""
-        return bool(self._asking)
+        return any(self._asking.values())
 
     @property
     def is_storing(self) -> bool:
@@ -346,7 +344,6 @@ class Rounds:
         self._copying = self._start = ""
         self._asking.clear()
         for kept in self._kept.values():
-            kept.readers.clear()  # every byte is compared again
             kept.is_safe &= len(hosts) > 1
         if not self.is_settling:  # the answers to earlier orders are ignored
             self._end_storing()
@@ -377,7 +374,7 @@ class Rounds:
                 try_again()
                 return
             for host in hosts:
-                self._gather(host, name, self._first_files(host, self._kept[name]), partial(answered, host))
+                self.fetch(host, name, self._first_files(host, self._kept[name]), partial(answered, host))
 
         for kept in self._kept.values():
             self._tell_hosts(kept.round)
@@ -407,7 +404,7 @@ class Rounds:
 
         self._emit(Adopt(adopted))
 
-    def _first_files(self, host: str, kept: _Kept) -> Iterable[str] | None:
+    def _first_files(self, host: str, kept: _Kept) -> list[str] | None:
         """Return the files that a host gets before its ranks start; None: all. It gets others when a rank reads them.
 
         They are what ``restore()`` reads: those of its ranks, or of the lowest rank if one of them has none. So each
@@ -423,40 +420,20 @@ class Rounds:
                 needed.add(rank)
         return [file for rank in needed for file in files.get(rank, ())]
 
-    def fetch(self, host: str, name: str, files: Iterable[str] | None, then: Answer) -> None:
+    def fetch(self, host: str, name: str, files: list[str] | None, then: Answer) -> None:
         """Call ``then`` with the directory in which a host has files of a round (None: all), or with why not."""
-
-        def answered(folder: str, failed: str | None) -> None:
-            if failed is not None:  # the next start finds out whether the round can be used
-                self._failed_copies = max(self._failed_copies, _MANY_FAILURES)
-            then(folder, failed)
-
-        self._gather(host, name, files, answered)
-
-    def _gather(self, host: str, name: str, files: Iterable[str] | None, then: Answer) -> None:
-        kept = self._kept[name]
-        known = kept.round.manifest["files"].keys()
-        wanted = known if files is None else known & {*files}
-        if host in kept.readers and wanted <= kept.readers[host][1]:
-            then(kept.readers[host][0], None)
-            return
-        self._asking.setdefault((host, name), []).append((wanted, then))
-        peers = self._peers(kept.round.parts.values())
-        self._send(host, wire.FetchRound(attempt=self._attempt, name=name, files=sorted(wanted), peers=peers))
+        self._asking.setdefault((host, name), []).append(then)
+        peers = self._peers(self._kept[name].round.parts.values())
+        self._send(host, wire.FetchRound(attempt=self._attempt, name=name, files=files, peers=peers))
 
     def _on_gathered(self, host: str, answer: wire.RoundDone) -> None:
         for note in answer.notes:
             self._emit(ShowLine(f"{answer.name} in memory: {note}", once=True))
             self._emit(Record("memory_damage", {"name": answer.name, "host": host, "text": note}))
-        if not (waiting := self._asking.get((host, answer.name))):
-            return
-        wanted, then = waiting.pop(0)
-        if not waiting:
-            del self._asking[host, answer.name]
-        if answer.failed is None and (kept := self._kept.get(answer.name)) is not None:
-            present = kept.readers[host][1] if host in kept.readers else frozenset()
-            kept.readers[host] = answer.folder, present | wanted
-        then(answer.folder, answer.failed)
+        if answer.failed is not None and self.site.is_training():  # the next start finds out if the round can be used
+            self._failed_copies = max(self._failed_copies, _MANY_FAILURES)
+        if waiting := self._asking.get((host, answer.name)):
+            waiting.pop(0)(answer.folder, answer.failed)
 
     # -- storage --------------------------------------------------------------------------------------------------
 
