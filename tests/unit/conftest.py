@@ -9,7 +9,7 @@ import pytest
 
 from distrain import CheckpointConfig
 from distrain.decisions.checkpoints.actions import Delete, Publish, Record, UpdateManifest
-from distrain.storage.commit import CommittedCheckpoint, new_manifest
+from distrain.storage.commit import CommittedCheckpoint, committed, new_manifest
 
 if TYPE_CHECKING:
     from distrain.coordinator.store.run_store import RunStore
@@ -24,7 +24,7 @@ def test_run_id() -> str:
 
 def commit_now(store: RunStore, commit: Commit, attempt: int = 0, **options: Any) -> CommittedCheckpoint:
     """Commit with a store that has no loop, which does it at once. Raises OSError if it fails."""
-    ledger, committed = store.ledger, list[CommittedCheckpoint]()
+    ledger, made = store.ledger, list[CommittedCheckpoint]()
     folder, positions = options.pop("folder", None), options.pop("positions", {})
     facts = {"name": None, "step": 0, "progress": None, **options}
     manifest = new_manifest(commit, index=ledger.take_index(), attempt=attempt, time=time.time(), **facts)
@@ -33,11 +33,11 @@ def commit_now(store: RunStore, commit: Commit, attempt: int = 0, **options: Any
         raise OSError(why)
 
     def done(path: Any) -> None:
-        committed.append(committed(path, manifest))
+        made.append(committed(path, manifest))
 
     store.publish(Publish(commit.ordinal, folder, manifest, positions, done, fail))
-    ledger.add(*committed)
-    return committed[0]
+    ledger.add(*made)
+    return made[0]
 
 
 def perform(store: RunStore) -> None:
