@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from distrain.errors import CheckpointError
 from distrain.storage.lock_probe import lock_path, locked_directory, locked_file
 from distrain.storage.names import DICT_FILE
+from distrain.storage.names import METADATA_FILE as METADATA_FILE
 from distrain.storage.separated import Separated, load
 from distrain.system.pickling import Pickler
 from distrain.system.remote_path import RemotePath, locate, own_temporary_directory
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
     from typing_extensions import Self
 
-METADATA_FILE = ".metadata.json"
 POSITIONS = "distrain.positions"
 """Key of the metadata under which the coordinator stores the ranks' positions in the data."""
 MANIFEST_FILE = ".manifest.json"

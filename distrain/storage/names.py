@@ -26,6 +26,7 @@ EVIDENCE_SUFFIXES = {
     "profile": ".txt", "samples": ".collapsedstack.txt", "trace": ".json.gz",
 }  # fmt: skip
 """The kinds of evidence of a rank, and how the names of their files end."""
+METADATA_FILE = ".metadata.json"
 DICT_FILE = "dict_checkpoint.pkl"
 """The file of a checkpoint that was made of a dict."""
 STATUSES = ("running", "finished", "failed", "stopped")

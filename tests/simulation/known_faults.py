@@ -121,13 +121,6 @@ KNOWN = [
         "memory",
     ),
     Known(
-        "a host lacks files that a rank reads later than others",
-        "agent/memory_keeper.py",
-        "        self._fill(found, wanted - found.files, order.peers, notes)\n",
-        "        self._fill(found, set() if found.files else wanted, order.peers, notes)\n",
-        "memory",
-    ),
-    Known(
         "agents store an older checkpoint after the coordinator is gone",
         "agent/memory_keeper.py",
         "            kept = known[max(known)]\n",

@@ -27,6 +27,7 @@ from distrain.decisions.checkpoints.actions import (
 from distrain.decisions.events import SendMessage, ShowLine
 from distrain.decisions.hearing import hears
 from distrain.storage.commit import MemoryPart, MemoryRound
+from distrain.storage.names import METADATA_FILE
 from distrain.system.text import advice_on, is_full_disk
 
 if TYPE_CHECKING:
@@ -224,8 +225,8 @@ class Rounds:
 
     def _peers(self, parts: Iterable[MemoryPart]) -> dict[str, tuple[str, int]]:
         """Return where to get these parts."""
-        hosts = {host for part in parts for host in (part.host, part.copy)}
-        return {host: place for host, place in self._places.items() if host in hosts}
+        hosts = dict.fromkeys(host for part in parts for host in (part.host, part.copy))
+        return {host: self._places[host] for host in hosts if host in self._places}
 
     def short_of_memory(self, rank: int, why: str) -> None:
         """Note that the host of a rank has no room for a part: further checkpoints of the run go to storage."""
@@ -276,12 +277,14 @@ class Rounds:
             return
         self._copy_at = newest.round.index + (self.config.memory_every or 1)
         newest.copies = {}
-        parts = newest.round.parts.values()
-        self._copying_hosts = {part.copy for part in parts if part.copy in self._hosts}
-        self._copying = newest.round.name if self._copying_hosts else ""
-        for host in self._copying_hosts:
-            peers = self._peers(part for part in parts if part.copy == host)
-            self._send(host, wire.FetchRound(attempt=self._attempt, name=self._copying, is_copy=True, peers=peers))
+        parts: dict[str, list[MemoryPart]] = {}
+        for part in newest.round.parts.values():
+            if part.copy in self._places:
+                parts.setdefault(part.copy, []).append(part)
+        self._copying_hosts, self._copying = {*parts}, newest.round.name if parts else ""
+        for host in parts:
+            order = partial(wire.FetchRound, attempt=self._attempt, name=self._copying, is_copy=True)
+            self._send(host, order(peers=self._peers(parts[host])))
 
     @hears(wire.RoundDone)
     def on_done(self, host: str, answer: wire.RoundDone) -> None:
@@ -373,8 +376,8 @@ class Rounds:
             if name not in self._kept:  # it was dropped meanwhile
                 try_again()
                 return
-            for host in hosts:
-                self.fetch(host, name, self._first_files(host, self._kept[name]), partial(answered, host))
+            for host, files in self._first_files(self._kept[name]).items():
+                self.fetch(host, name, files, partial(answered, host))
 
         for kept in self._kept.values():
             self._tell_hosts(kept.round)
@@ -404,26 +407,31 @@ class Rounds:
 
         self._emit(Adopt(adopted))
 
-    def _first_files(self, host: str, kept: _Kept) -> list[str] | None:
-        """Return the files that a host gets before its ranks start; None: all. It gets others when a rank reads them.
+    def _first_files(self, kept: _Kept) -> dict[str, list[str] | None]:
+        """Return by host the files that it gets before its ranks start; None: all. It gets others when ranks read them.
 
         They are what ``restore()`` reads: those of its ranks, or of the lowest rank if one of them has none. So each
         file is found to be intact on some host. Copies are compared, too. None also if hosts could not copy last time.
         """
         if self._failed_copies >= _MANY_FAILURES:
-            return None
+            return dict.fromkeys(self._hosts)
         files, plan = kept.round.files, self._plan
         lowest = next((rank for rank in sorted(files) if files[rank]), 0)
-        needed = {each.rank if files.get(each.rank) else lowest for each in plan.on(host)}
+        needed = {
+            host: {each.rank if files.get(each.rank) else lowest for each in plan.on(host)} for host in self._hosts
+        }
         for rank, part in kept.round.parts.items():
-            if plan.ranks[rank % plan.world_size].host == host or (part.copy == host and host in (kept.copies or ())):
-                needed.add(rank)
-        return [file for rank in needed for file in files.get(rank, ())]
+            for host in {plan.ranks[rank % plan.world_size].host, *({part.copy} & (kept.copies or {}).keys())}:
+                if host in needed:
+                    needed[host].add(rank)
+        return {host: [file for rank in ranks for file in files.get(rank, ())] for host, ranks in needed.items()}
 
     def fetch(self, host: str, name: str, files: list[str] | None, then: Answer) -> None:
         """Call ``then`` with the directory in which a host has files of a round (None: all), or with why not."""
         self._asking.setdefault((host, name), []).append(then)
-        peers = self._peers(self._kept[name].round.parts.values())
+        parts, facts = self._kept[name].round.parts, self._kept[name].round.manifest["files"]
+        needed = facts if files is None else facts.keys() & {METADATA_FILE, *files}
+        peers = self._peers(parts[rank] for rank in {facts[file]["rank"] for file in needed})
         self._send(host, wire.FetchRound(attempt=self._attempt, name=name, files=files, peers=peers))
 
     def _on_gathered(self, host: str, answer: wire.RoundDone) -> None:
