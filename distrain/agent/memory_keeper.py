@@ -109,7 +109,7 @@ class MemoryKeeper:
     def _hash(self, asked: wire.Upload) -> None:
         folder = Path(asked.source)
         self._hashing.append(folder)
-        answer = partial(wire.FilesCopied, attempt=asked.attempt, rank=asked.rank, ordinal=asked.ordinal)
+        answer = partial(wire.files_copied, asked)
 
         def hashed() -> wire.FilesCopied:
             files = hash_files(folder, asked.files)

@@ -88,9 +88,7 @@ class StorageExecutor:
             else:
                 files = self._put(order)
             skipped = hash_files(source, order.others) if order.source else []
-        return wire.FilesCopied(
-            attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped
-        )
+        return wire.files_copied(order, files=files, skipped=skipped)
 
     def _hash_in_place(self, order: wire.Upload) -> Files:
         """Hash the files of a directory that the ranks have filled themselves."""

@@ -93,9 +93,7 @@ class Mover:
 
     def _fetch(self, stream: Stream, order: wire.Upload) -> wire.Message:
         files, skipped = stream.get(order.source, order.directory, order.files, order.others, order.facts)
-        return wire.FilesCopied(
-            attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped
-        )
+        return wire.files_copied(order, files=files, skipped=skipped)
 
     def _bring_back(self, stream: Stream, order: wire.BringBack) -> wire.Message:
         found = [ShippedFile(*fields) for fields in stream.ask(do="list", folder=order.folder).files]

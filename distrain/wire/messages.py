@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 30
+WIRE_VERSION = 31
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -439,18 +439,20 @@ class Upload(OfAttempt):
 
     source: empty if the ranks have written the files into ``directory`` themselves; then all its files are hashed.
     others: files that a lower rank reports. directory: a path, or a name in a remote run directory; empty if the files
-    stay in the memory of the host, and only have to be hashed. ordinal: below 0 for files in memory that are stored,
-    whatever the attempt. facts: as in :class:`Reported`; files that have changed are refused.
+    stay in the memory of the host, and only have to be hashed. ordinal: the number of the report. storing: instead, the
+    files are those of a checkpoint in memory; the number of the try to store it, from 1. facts: as in
+    :class:`Reported`; files that have changed are refused.
 
     Coordinator -> uploader; answered by :class:`FilesCopied`.
     """
 
     rank: int
-    ordinal: int
     source: str
     files: list[str]
     others: list[str]
     directory: str
+    ordinal: int = 0
+    storing: int = 0
     facts: dict[str, list[int]] = field(default_factory=dict)
 
 
@@ -991,13 +993,14 @@ class CopyFiles(ToWorker):
 class FilesCopied(FromWorker):
     """The files of a rank are stored: relative path, size in bytes and crc32 of each. Or (``failed``) why they are not.
 
-    skipped: the same of this rank's copies of files that a lower rank reports.
+    skipped: the same of this rank's copies of files that a lower rank reports. storing: as in :class:`Upload`.
 
     Worker -> coordinator, as the answer to :class:`CopyFiles`; uploader -> coordinator, as the answer to
     :class:`Upload`.
     """
 
-    ordinal: int
+    ordinal: int = 0
+    storing: int = 0
     files: list[tuple[str, int, int]] = field(default_factory=list)
     skipped: list[tuple[str, int, int]] = field(default_factory=list)
     failed: str | None = None
@@ -1147,7 +1150,12 @@ class RunEnded(ToWorker):
     body: bytes = b""
 
 
-# -- answers to orders that failed -----------------------------------------------------------------------------------
+# -- answers to orders -----------------------------------------------------------------------------------------------
+
+
+def files_copied(order: Upload, **found: Any) -> FilesCopied:
+    """Return the answer to an order to store files."""
+    return FilesCopied(attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, storing=order.storing, **found)
 
 
 def failed_answer(order: Message, why: Exception | str) -> Message:
@@ -1156,5 +1164,4 @@ def failed_answer(order: Message, why: Exception | str) -> Message:
     text = f"{type(order).__name__}: {type(why).__name__}: {why}" if is_bug else str(why)
     if not isinstance(order, Upload):
         return OrderDone(failed=text)
-    failed = f"{text}; its files may still be in {order.source}" if order.source else text
-    return FilesCopied(attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, failed=failed)
+    return files_copied(order, failed=f"{text}; its files may still be in {order.source}" if order.source else text)

@@ -36,7 +36,7 @@ def commit_now(store: RunStore, commit: Commit, attempt: int = 0, **options: Any
     def done(path: Any) -> None:
         saved.append(committed(path, manifest))
 
-    store.publish(Publish(commit.ordinal, folder, manifest, positions, done, fail))
+    store.publish(Publish(f"{attempt}-{commit.ordinal}", folder, manifest, positions, done, fail))
     ledger.add(*saved)
     return saved[0]
 

@@ -111,17 +111,17 @@ class LocalStore(RunStore):
     # -- commits --------------------------------------------------------------------------------------------------
 
     def prepare(self, new: MakeDirectory) -> None:
-        self._do("a checkpoint", lambda: str(self.staging_directory(new.attempt, new.ordinal)), new.then)
+        self._do("a checkpoint", lambda: str(self.staging_directory(new.key)), new.then)
 
-    def staging_directory(self, attempt: int, ordinal: int) -> Path:
+    def staging_directory(self, key: str) -> Path:
         """Make and return the directory for the files of all ranks. Raise OSError."""
         self.directory.check_same()
-        folder = self._staging_path(attempt, ordinal)
+        folder = self._staging_path(key)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _staging_path(self, attempt: int, ordinal: int) -> Path:
-        return self.paths.staging / f"{self._generation}-{attempt}-{ordinal}"
+    def _staging_path(self, key: str) -> Path:
+        return self.paths.staging / f"{self._generation}-{key}"
 
     def publish(self, new: Publish) -> None:
         folder = new.folder
@@ -131,7 +131,7 @@ class LocalStore(RunStore):
     def _rename(self, new: Publish) -> Path:
         """Write the manifest into the directory that has the files of all ranks, and rename it. Return its path."""
         manifest = new.manifest
-        staged = self._staging_path(manifest["attempt"], new.ordinal)
+        staged = self._staging_path(new.key)
         self.directory.check_same()
         files = list(manifest["files"])
         _check_sizes(staged, manifest["files"])

@@ -81,8 +81,8 @@ class RemoteStore(RunStore):
         """Directory names that no new checkpoint may have, as files of an earlier one may still arrive."""
         self._next_number = 0
         """The lowest number for the name of a new checkpoint: no other one has had it, on storage or in memory."""
-        self._directories: dict[tuple[int, int], str] = {}
-        """Directory names by attempt and ordinal."""
+        self._directories: dict[str, str] = {}
+        """Directory names by key of the checkpoint."""
         self._problem: str | None = None
         self._is_abandoned = False
         with self._opening() as undo:
@@ -225,18 +225,18 @@ class RemoteStore(RunStore):
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def prepare(self, new: MakeDirectory) -> None:
-        new.then(self._directory_for(new.attempt, new.ordinal, new.name))
+        new.then(self._directory_for(new.key, new.name))
 
-    def _directory_for(self, attempt: int, ordinal: int, name: str | None) -> str:
+    def _directory_for(self, key: str, name: str | None) -> str:
         """Return the name of a checkpoint's directory, which no other one has had."""
-        if (attempt, ordinal) not in self._directories:
+        if key not in self._directories:
             wanted = name or self.new_name(self.ledger.next_index)
             free = next(one for one in numbered(wanted) if one not in self._used)
             if free != wanted:
                 warn(f"{self.location / wanted} exists, so this checkpoint is called {free}")
             self._used.add(free)
-            self._directories[attempt, ordinal] = free
-        return self._directories[attempt, ordinal]
+            self._directories[key] = free
+        return self._directories[key]
 
     def new_name(self, index: int) -> str:
         numbers = itertools.count(max(self._next_number, index))
@@ -246,7 +246,7 @@ class RemoteStore(RunStore):
 
     def publish(self, new: Publish) -> None:
         manifest = new.manifest
-        directory = new.folder or self._directory_for(manifest["attempt"], new.ordinal, manifest["name"])
+        directory = new.folder or self._directory_for(new.key, manifest["name"])
         self._used.add(directory)
 
         def answered(why: str | None) -> None:

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 
 class MakeDirectory(NamedTuple):
-    """Make the directory for the files of a checkpoint, which will be called ``name``. ``then`` gets its path."""
+    """Make the directory for the files of a checkpoint, which will be called ``name``. ``then`` gets its path.
 
-    attempt: int
-    ordinal: int
+    key: names the checkpoint until it is published.
+    """
+
+    key: str
     name: str | None
     then: Callable[[str], None]
 
@@ -40,11 +42,12 @@ class Store(NamedTuple):
 class Publish(NamedTuple):
     """Write the metadata, then the manifest of a checkpoint whose files are all stored.
 
-    folder: the directory that the ranks have filled themselves, or None. positions: those in the data.
+    key: as in :class:`MakeDirectory`. folder: the directory that the ranks have filled themselves, or None.
+    positions: those in the data.
     done: gets the checkpoint's path. failed: gets the reason.
     """
 
-    ordinal: int
+    key: str
     folder: str | None
     manifest: dict[str, Any]
     positions: Mapping[str, Any]

@@ -523,7 +523,7 @@ class CheckpointAssembly:
             self._copy(self.attempt, rank, ordinal, files, report.folder)
         else:
             then = partial(self._copy, self.attempt, rank, ordinal, files)
-            self.emit(MakeDirectory(self.attempt, ordinal, joining.named_by[1], then))
+            self.emit(MakeDirectory(f"{self.attempt}-{ordinal}", joining.named_by[1], then))
 
     def _copy(self, attempt: int, rank: int, ordinal: int, files: Sequence[str], directory: str) -> None:
         """Tell the worker or the uploader of its host to copy the files into ``directory``."""

@@ -290,7 +290,7 @@ class Checkpoints:
 
     @hears(wire.FilesCopied)
     def _on_stored(self, _: str, answer: wire.FilesCopied) -> None:
-        if answer.ordinal < 0:
+        if answer.storing:
             self.rounds.on_stored(answer)
             return
         if answer.failed is not None and is_full_disk(answer.failed):
@@ -345,8 +345,8 @@ class Checkpoints:
             self._emit(actions.StorageFails(text))
 
         self._open_commits += 1
-        folder = first.folder if first.in_place else None
-        new = actions.Publish(commit.ordinal, folder, manifest, merged_positions(positions), done, failed)
+        key, folder = f"{attempt}-{commit.ordinal}", first.folder if first.in_place else None
+        new = actions.Publish(key, folder, manifest, merged_positions(positions), done, failed)
         if in_memory:
             self.rounds.commit(by_rank, new, keeps_start=self._is_start_read())
         else:

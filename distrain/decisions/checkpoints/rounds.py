@@ -78,19 +78,23 @@ class _Kept:
 class _Storing:
     """A round on its way to storage. unstored: the ranks whose parts are missing.
 
-    ordinal: a number below 0 that names the files of this round among those of checkpoints that ranks report. Another
-    try has another one: an uploader may still be writing for the last one.
+    number: counted from 1. Another try has another one: an uploader may still be writing for the last one.
     """
 
     round: MemoryRound
     began: float
-    ordinal: int
+    number: int
     directory: str = ""
     unstored: set[int] = field(default_factory=set)
     sources: dict[int, tuple[str, str]] = field(default_factory=dict)
     """By rank: the host that is storing its part, and the directory there."""
     damaged: set[tuple[int, str]] = field(default_factory=set)
     """Ranks, and the hosts on which their parts are damaged."""
+
+    @property
+    def key(self) -> str:
+        """The key of its directory."""
+        return f"memory-{self.number}"
 
 
 class Rounds:
@@ -467,9 +471,9 @@ class Rounds:
             return
         self._tries += 1
         kept = self._kept[saved.path.name].round
-        storing = self._storing = _Storing(kept, self.now, -self._tries)
+        storing = self._storing = _Storing(kept, self.now, self._tries)
         then = partial(self._store_all, storing)
-        self._emit(MakeDirectory(kept.manifest["attempt"], storing.ordinal, kept.name, then))
+        self._emit(MakeDirectory(storing.key, kept.name, then))
 
     @hears(StoreLast)
     def store_last(self, _: str, event: StoreLast) -> None:
@@ -508,7 +512,7 @@ class Rounds:
             order = wire.Upload(
                 attempt=self._attempt,
                 rank=rank,
-                ordinal=storing.ordinal,
+                storing=storing.number,
                 source=source,
                 files=list(storing.round.files[rank]),
                 others=[],
@@ -519,7 +523,7 @@ class Rounds:
     def on_stored(self, answer: wire.FilesCopied) -> None:
         """Handle an answer about files of a round, which may be one that is no longer being stored."""
         storing, rank = self._storing, answer.rank
-        if storing is None or answer.ordinal != storing.ordinal or rank not in storing.unstored:
+        if storing is None or answer.storing != storing.number or rank not in storing.unstored:
             return
         host, source = storing.sources[rank]
         expected = storing.round.files[rank]
@@ -585,4 +589,4 @@ class Rounds:
             self._on_change()
             self.store_or_copy()
 
-        self._emit(Publish(storing.ordinal, None, manifest, kept.positions, done, self._storage_fails))
+        self._emit(Publish(storing.key, None, manifest, kept.positions, done, self._storage_fails))

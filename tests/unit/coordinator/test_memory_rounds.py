@@ -142,7 +142,7 @@ class Run:
             for file in order.files:
                 Path(order.directory, file).write_bytes((source / file).read_bytes())
             files = [(name, size, crc + is_damaged) for name, size, crc in hash_files(source, order.files)]
-            answer = wire.FilesCopied(attempt=0, rank=order.rank, ordinal=order.ordinal, files=files, skipped=[])
+            answer = wire.FilesCopied(attempt=0, rank=order.rank, storing=order.storing, files=files, skipped=[])
             self.memory.on_stored(answer)
 
     def gathered(self, failed: str | None = None, *, on: str = "") -> None:
@@ -310,7 +310,7 @@ def test_the_best_are_on_storage_as_if_all_had_been_stored(
 
 def fail_to_store(run: Run, why: str) -> None:
     _, order = run.orders.pop(0)
-    answer = wire.FilesCopied(attempt=0, rank=order.rank, ordinal=order.ordinal, files=[], skipped=[], failed=why)
+    answer = wire.FilesCopied(attempt=0, rank=order.rank, storing=order.storing, files=[], skipped=[], failed=why)
     run.memory.on_stored(answer)
 
 

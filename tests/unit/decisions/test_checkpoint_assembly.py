@@ -77,7 +77,7 @@ class Attempt:
 
     def _add(self, action: Any, *_: Any) -> None:
         match action:
-            case MakeDirectory(_, _, _, then):
+            case MakeDirectory(_, _, then):
                 then("/staging")
             case SendMessage(_, wire.CopyFiles(rank=rank, ordinal=ordinal, files=files)):
                 self.said.append(Copy(rank, ordinal, tuple(files)))

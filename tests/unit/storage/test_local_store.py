@@ -48,7 +48,7 @@ def commit(
     parts = {0: {"model.pt": b"weights"}} if parts is None else parts
     files = {}
     for rank, contents in parts.items():
-        folder = store.staging_directory(0, ordinal)
+        folder = store.staging_directory(f"0-{ordinal}")
         for path, data in contents.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
