@@ -50,7 +50,7 @@ def write_run(tmp_path: Path) -> Write:
         for index, metrics in enumerate(reports, start=1):
             store.append_metrics({"time": 1.0, "attempt": 0, "rank": rank, "index": index}, metrics)
         for ordinal, metrics in enumerate(checkpoints or [], start=1):
-            store.staging_directory(0, ordinal)
+            store.staging_directory(f"0-{ordinal}")
             commit_now(store, Commit(ordinal, {}, (0,), metrics))
         store.close()
         return tmp_path / "run"
@@ -129,7 +129,7 @@ def test_the_metrics_of_a_validation_belong_to_the_report_that_asked_for_it(tmp_
         lines.append({"time": 1.0, "attempt": attempt, "rank": 0, "index": index, "metrics": dict(expected)})
         store.append_metrics({**lines[-1], "metrics": {}}, expected)
         if dice.random() < 0.7:
-            store.staging_directory(attempt, index)
+            store.staging_directory(f"{attempt}-{index}")
             validation = {"overrides": "", "timeout_s": None, "report": [attempt, index]}
             of_checkpoint = dice.choice([dict(expected), {"loss": 7.0, "other": 8.0}])  # that of another rank
             saved = commit_now(store, Commit(index, {}, (0,), of_checkpoint), attempt, validation=validation)
@@ -213,7 +213,7 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_no_damage(
     def as_the_run_goes_on(folder: Path, run: Path) -> list[str]:
         monkeypatch.undo()
         found = details.list_names(folder, run)
-        store.staging_directory(0, 1)
+        store.staging_directory("0-1")
         commit_now(store, Commit(1, {}, (0,), {"loss": 1}))
         delete_oldest(store)
         return found

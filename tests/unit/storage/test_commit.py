@@ -63,7 +63,7 @@ def files_of(folder: Path) -> dict[str, Any]:
 def test_positions_replace_old_ones_in_the_metadata(tmp_path: Path, in_place: bool, positions: Any) -> None:
     store = LocalStore(tmp_path / "run")
     store.metadata = {"run": 1}
-    folder = store.staging_directory(0, 1) if not in_place else tmp_path / "run" / "checkpoint_000000"
+    folder = store.staging_directory("0-1") if not in_place else tmp_path / "run" / "checkpoint_000000"
     folder.mkdir(exist_ok=True)
     (folder / METADATA_FILE).write_text(json.dumps({POSITIONS: OLD, "mine": 1}))
     commit = Commit(1, files_of(folder), (0,), {})

@@ -64,7 +64,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_file_that_was_cut_off_after_it_was_stored_is_not_committed(store: LocalStore) -> None:
-    (store.staging_directory(0, 1) / "model.pt").write_bytes(b"half")
+    (store.staging_directory("0-1") / "model.pt").write_bytes(b"half")
     with pytest.raises(OSError, match=r"the file has changed since it was stored: .*model\.pt"):
         commit_now(store, Commit(1, {"model.pt": file_entry(8, 1, rank=0)}, (0,), {}))
     assert store.paths.checkpoints() == []
