@@ -10,9 +10,9 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from functools import partial
 from importlib import import_module
-from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distrain.api.observer import (
@@ -145,21 +145,29 @@ class _Mailbox:
 
     do: does a task. idle: is called about once per second between two tasks, also if there is always one. Without it,
     the thread sleeps until a task comes.
+
+    There is no :class:`queue.Queue` here, as ``queue.py`` may be the user's own module.
     """
 
     def __init__(self, name: str, do: Callable[[Any], None], idle: Callable[[], None] | None = None) -> None:
-        self._name, self._do, self._idle = name, do, idle
-        self._tasks: Queue[Any] = Queue()
-        self._is_closed = False
+        self._name = name
+        self._do = do
+        self._idle = idle or (lambda: None)
+        self._idle_s = _IDLE_S if idle else threading.TIMEOUT_MAX
+        self._tasks: deque[Any] = deque()
+        self._is_working = self._is_closed = False
+        self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
-        return self._tasks.qsize()
+        return len(self._tasks)
 
     def add(self, task: Any) -> None:
-        if self._is_closed:
-            return
-        self._tasks.put(task)
+        with self._changed:
+            if self._is_closed:
+                return
+            self._tasks.append(task)
+            self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"distrain-{self._name}", daemon=True)
             try:
@@ -170,26 +178,34 @@ class _Mailbox:
 
     def wait(self, deadline: float) -> bool:
         """Wait until everything is done. Return False after the deadline (time.monotonic)."""
-        done, left_s = self._tasks.all_tasks_done, min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
-        with done:
-            return self._is_closed or done.wait_for(lambda: not self._tasks.unfinished_tasks, left_s)
+        with self._changed:
+            left_s = min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
+            return self._changed.wait_for(lambda: not (self._tasks or self._is_working), left_s)
 
     def close(self) -> None:
         """End the thread after its current task."""
-        self._is_closed = True
-        self._tasks.put(None)  # wakes it
+        with self._changed:
+            self._is_closed = True
+            self._tasks.clear()
+            self._changed.notify_all()
 
     def _run(self) -> None:
-        idle_at = time.monotonic() + _IDLE_S
-        while not self._is_closed:
-            if self._idle and time.monotonic() >= idle_at:
+        idle_at = time.monotonic() + self._idle_s
+        while True:
+            with self._changed:
+                self._is_working = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._tasks or self._is_closed, idle_at - time.monotonic())
+                if self._is_closed:
+                    return
+                is_idle = time.monotonic() >= idle_at
+                self._is_working = not is_idle and bool(self._tasks)
+                task = self._tasks.popleft() if self._is_working else None
+            if task is not None:
+                self._do(task)
+            elif is_idle:
                 self._idle()
-                idle_at = time.monotonic() + _IDLE_S
-            with contextlib.suppress(Empty):
-                task = self._tasks.get(timeout=max(idle_at - time.monotonic(), 0.0) if self._idle else None)
-                if not self._is_closed:
-                    self._do(task)
-                self._tasks.task_done()
+                idle_at = time.monotonic() + self._idle_s
 
 
 class Threaded:
