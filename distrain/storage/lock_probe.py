@@ -74,7 +74,8 @@ def locked_directory(folder: Path) -> Iterator[int]:
     """Make a directory that others may delete, and hold a shared lock on it. Give the descriptor of the lock."""
     fd = None
     while fd is None:
-        folder.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # mkdir(exist_ok=True) raises it if another process deletes it now
+            folder.mkdir()
         fd = lock_path(folder, fcntl.LOCK_SH)
     try:
         yield fd

@@ -243,8 +243,8 @@ class AgentLink:
             elif code == self._transport.failed_code:
                 how += f", which is {program}'s when it cannot connect or log in"
             elif code == _NOT_FOUND and not self.greeted:
-                what = "correct" if self._transport.host.python else "name the host's interpreter with"
-                how += f", there is no such program: {what} python= in the hostfile"
+                missing, named = "name the host's interpreter with python= in the hostfile", self._transport.host.python
+                how += f", there is no such program: {'correct python= in the hostfile' if named else missing}"
             elif code >= 0 and not self.greeted and self._transport.ships:
                 how += ": distrain needs only a login shell and a Python there"
         words, host = self._last_words(), self._transport.host
