@@ -32,7 +32,7 @@ from distrain.storage.commit import MemoryRound
 from distrain.storage.file_transfer import hash_files
 from distrain.storage.files import write_atomically
 from distrain.storage.lone_store import described, is_newer, store_alone
-from distrain.storage.records import complete_manifest
+from distrain.storage.records import complete_manifest, manifest_text
 from distrain.system import scratch
 from distrain.system.background import Background
 from distrain.system.log import warn
@@ -242,8 +242,8 @@ class MemoryKeeper:
             (folder / METADATA_FILE).unlink(missing_ok=True)
             self._fill(found, {METADATA_FILE}, order.peers, notes)
             write = partial(write_atomically, folder / METADATA_FILE, sync=False)
-            manifest, _ = complete_manifest(folder, kept.name, kept.manifest, kept.metadata, kept.positions, write)
-            (folder / MANIFEST_FILE).write_bytes(manifest)
+            manifest, _ = complete_manifest(folder, kept.manifest, kept.metadata, kept.positions, write)
+            (folder / MANIFEST_FILE).write_bytes(manifest_text(manifest))
             found.attempt = order.attempt
         wanted = {*(kept.manifest["files"] if order.files is None else order.files)}
         self._fill(found, wanted - found.files, order.peers, notes)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.errors import ControllerError, StorageError, TrainingFailedError
 from distrain.storage.checkpoint import Checkpoint
-from distrain.storage.lines import parse_json, read_file
+from distrain.storage.lines import last_record, parse_json, read_file, read_metrics
 from distrain.storage.paths import RunPaths, read_manifest
-from distrain.storage.records import last_record, read_metrics
 from distrain.storage.retention import Retention, best_first, flatten, score
 from distrain.storage.runs.details import checkpoints_of
 from distrain.storage.runs.listing import KILLED, run_at

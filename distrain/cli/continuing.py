@@ -14,7 +14,7 @@ from distrain.cli.text import age, echo, table
 from distrain.storage.runs.details import command_of
 from distrain.storage.runs.listing import ENDED, FINISHED, Run, WrongArgument, list_runs, storage_at
 from distrain.storage.runs.notes import Notes, write_notes
-from distrain.system.secrets import HIDDEN
+from distrain.storage.secrets import HIDDEN
 from distrain.system.text import count, size
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distrain.errors import CheckpointError
-from distrain.storage.lock_probe import lock_path, locked_directory, locked_file
 from distrain.storage.names import DICT_FILE
 from distrain.storage.names import METADATA_FILE as METADATA_FILE
 from distrain.storage.separated import Separated, load
+from distrain.system.locks import lock_path, locked_directory, locked_file
 from distrain.system.pickling import Pickler
 from distrain.system.remote_path import RemotePath, locate, own_temporary_directory
 from distrain.system.scratch import scratch_directory, temporary_directory

@@ -23,9 +23,9 @@ from distrain.storage.commit import MemoryRound
 from distrain.storage.file_transfer import store_files
 from distrain.storage.files import sync_directories, write_file
 from distrain.storage.flushing import flush
-from distrain.storage.lock_probe import is_locked, lock_alone, locked_directory
 from distrain.storage.paths import RunPaths
-from distrain.storage.records import committed_at, complete_manifest
+from distrain.storage.records import committed_at, complete_manifest, manifest_text
+from distrain.system.locks import is_locked, lock_alone, locked_directory
 from distrain.system.log import warn
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def store_alone(
             return False
         if not hidden.exists():
             return (run / kept.name).exists()
-        if is_locked(run) and (hidden / MANIFEST_FILE).exists():
+        if is_locked(RunPaths(run).lock) and (hidden / MANIFEST_FILE).exists():
             return True  # perhaps the coordinator was only out of reach: it decides when it opens the run again
         return _publish_or_delete(hidden)
 
@@ -176,8 +176,8 @@ def _write(kept: MemoryRound, parts: Mapping[int, Path], staging: Path) -> None:
 def _describe(kept: MemoryRound, hidden: Path, staging: Path) -> None:
     """Write the metadata and the manifest. Another agent may do the same now."""
     write = partial(_put, staging, METADATA_FILE)
-    text, _ = complete_manifest(hidden, kept.name, kept.manifest, kept.metadata, kept.positions, write)
-    _put(staging, MANIFEST_FILE, text)
+    manifest, _ = complete_manifest(hidden, kept.manifest, kept.metadata, kept.positions, write)
+    _put(staging, MANIFEST_FILE, manifest_text(manifest))
 
 
 def _put(staging: Path, name: str, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The records of a run: manifests of checkpoints, and the lines of metrics.jsonl. Runs in: anywhere."""
+"""The manifests of checkpoints: read, completed, and compared with the files. Runs in: anywhere."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, PENDING_FILE, POSITIONS
 from distrain.storage.commit import CommittedCheckpoint, committed, file_entry, unreadable, why_disowned
 from distrain.storage.file_transfer import hash_files
-from distrain.storage.lines import last_record as last_record
 from distrain.storage.lines import parse_json, read_file
-from distrain.storage.lines import read_events as read_events
-from distrain.storage.lines import read_metrics as read_metrics
 from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:
@@ -31,45 +28,38 @@ def committed_at(path: Path | RemotePath) -> CommittedCheckpoint:
     return committed(path, manifest)
 
 
-def add_metadata(
+def complete_manifest(
     checkpoint: Path | RemotePath,
+    manifest: Mapping[str, Any],
     metadata: Mapping[str, Any],
     positions: Mapping[str, Any],
-    files: dict[str, dict[str, Any]],
     write: Callable[[bytes], None],
-) -> str | None:
-    """Add the run's metadata to the checkpoint's own, whose entries win, and to the manifest's ``files``.
+) -> tuple[dict[str, Any], str]:
+    """Add the run's metadata to the checkpoint's own, whose entries win. Return the manifest with that file.
 
+    Also return what is wrong with that file, or "". Raise OSError.
     positions: the positions in the data. They replace those in the checkpoint's own metadata, which are old.
     write: replaces the metadata file.
-    Return None, or what is wrong with that file. Raise OSError.
     """
+    files = dict(manifest["files"])
+    completed = {**manifest, "files": files}
     if not metadata and not positions:
-        return None
+        return completed, ""
     try:
         own = json.loads((checkpoint / METADATA_FILE).read_bytes()) if METADATA_FILE in files else {}
     except ValueError:
         own = None
     if not isinstance(own, dict):
-        return "holds no JSON object; the run's metadata and the positions in the data are not added to it"
+        return completed, "holds no JSON object; the run's metadata and the positions in the data are not added to it"
     data = json.dumps({**metadata, **own, **({POSITIONS: positions} if positions else {})}).encode()
     write(data)
     files[METADATA_FILE] = file_entry(len(data), zlib.crc32(data), rank=0)
-    return None
+    return completed, ""
 
 
-def complete_manifest(
-    checkpoint: Path,
-    name: str,
-    manifest: Mapping[str, Any],
-    metadata: Mapping[str, Any],
-    positions: Mapping[str, Any],
-    write: Callable[[bytes], None],
-) -> tuple[bytes, str | None]:
-    """Add metadata as :func:`add_metadata` does. Return the text of the manifest under this name, and its answer."""
-    files = dict(manifest["files"])
-    problem = add_metadata(checkpoint, metadata, positions, files, write)
-    return json.dumps({**manifest, "files": files, "name": name}, indent=1).encode(), problem
+def manifest_text(manifest: Mapping[str, Any], **fields: Any) -> bytes:
+    """Return the text of the manifest of a checkpoint, with some of its fields replaced."""
+    return json.dumps({**manifest, **fields}, indent=1).encode()
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
 from distrain.hosts.network import machine_id
-from distrain.storage.lock_probe import is_locked, lock_alone
+from distrain.storage.names import LOCK
 from distrain.storage.ownership import open_without_links
 from distrain.system import process
+from distrain.system.locks import is_locked, lock_alone
 from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath
 
@@ -136,46 +137,42 @@ def _machine() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteLock:
-    """The lock of a remote run directory, held by this coordinator.
+    """The lock of a remote run directory, held by this coordinator. path: its object.
 
     is_contested: the last owner was only silent. It may wake up, and write some files before it notices that it has
     lost the run.
     """
 
     run: RemotePath
-    number: int
+    path: RemotePath
     owner: _Owner
     is_contested: bool = False
 
     @classmethod
     def take(cls, run: RemotePath) -> RemoteLock:
         """Take the lock. Raise StorageError if another process uses the run, OSError if the storage fails."""
-        folder = run / ".lock"
-        numbers = _numbers(folder)
-        is_contested = bool(numbers) and not _wait_until_free(run, folder / f"{numbers[-1]:06d}")
-        lock = cls(run=run, number=max(numbers, default=0) + 1, owner=_Owner(), is_contested=is_contested)
+        former = _objects(run)
+        is_contested = bool(former) and not _wait_until_free(run, former[-1])
+        number = int(former[-1].name) + 1 if former else 1
+        lock = cls(run=run, path=run / LOCK / f"{number:06d}", owner=_Owner(), is_contested=is_contested)
         try:
             lock._create()
         except FileExistsError:
             raise StorageError(_in_use(run, _NEWCOMER)) from None
-        if any(number > lock.number for number in _numbers(folder)):  # somebody took and left it meanwhile
+        if any(int(one.name) > number for one in _objects(run)):  # somebody took and left it meanwhile
             raise StorageError(_in_use(run, _NEWCOMER))
-        for number in numbers:
+        for one in former:
             with contextlib.suppress(OSError):
-                (folder / f"{number:06d}").remove()
+                one.remove()
         return lock
-
-    @property
-    def _path(self) -> RemotePath:
-        return self.run / ".lock" / f"{self.number:06d}"
 
     def _create(self) -> None:
         """Create the object. Raise FileExistsError if another process has done so."""
         text = self._text(time.time())
         try:
-            self._path.create(text)
+            self.path.create(text)
         except FileExistsError:
-            if self._path.read_bytes() != text:  # else the answer to the first try was lost
+            if self.path.read_bytes() != text:  # else the answer to the first try was lost
                 raise
 
     def _text(self, beat: float, *, released: bool = False) -> bytes:
@@ -183,19 +180,19 @@ class RemoteLock:
 
     def as_text(self) -> str:
         """Return the lock for another process, which calls :meth:`from_text`."""
-        return json.dumps({"number": self.number, "owner": asdict(self.owner)})
+        return json.dumps({"name": self.path.name, "owner": asdict(self.owner)})
 
     @classmethod
     def from_text(cls, run: RemotePath, text: str) -> RemoteLock:
         found: dict[str, Any] = json.loads(text)
-        return cls(run=run, number=found["number"], owner=_Owner(**found["owner"]))
+        return cls(run=run, path=run / LOCK / found["name"], owner=_Owner(**found["owner"]))
 
     def check(self) -> None:
         """Raise StorageError if another process owns the run now, OSError if the storage fails."""
-        numbers = _numbers(self.run / ".lock")
-        if not numbers:
+        present = _objects(self.run)
+        if not present:
             raise StorageError(f"{self.run} or its .lock was deleted during the run; nothing more is written to it")
-        if numbers[-1] > self.number:
+        if int(present[-1].name) > int(self.path.name):
             raise StorageError(
                 f"another process has taken over the run {self.run}, as this one sent no heartbeat for "
                 f"{HEARTBEAT_TIMEOUT_S:g} s; this one writes nothing more"
@@ -204,12 +201,12 @@ class RemoteLock:
     def beat(self) -> None:
         """Write a heartbeat. Raise the same errors as :meth:`check`."""
         self.check()
-        self._path.write_bytes(self._text(time.time()))
+        self.path.write_bytes(self._text(time.time()))
 
     def release(self) -> None:
         """Release the run. Raise the same errors as :meth:`check`."""
         self.check()
-        self._path.write_bytes(self._text(0, released=True))
+        self.path.write_bytes(self._text(0, released=True))
 
 
 class Heartbeats:
@@ -243,8 +240,10 @@ class Heartbeats:
                 continue
 
 
-def _numbers(folder: RemotePath) -> list[int]:
-    return sorted(int(name) for name in folder.names() if name.isdigit())
+def _objects(run: RemotePath) -> list[RemotePath]:
+    """Return the heartbeats of a run, that of the owner last."""
+    folder = run / LOCK
+    return [folder / name for name in sorted(filter(str.isdigit, folder.names()), key=int)]
 
 
 def _wait_until_free(run: RemotePath, lock: RemotePath) -> bool:
@@ -287,12 +286,11 @@ def is_in_use(run: Path | RemotePath) -> bool:
     if its lock is damaged.
     """
     if not isinstance(run, RemotePath):
-        return is_locked(run)
-    folder = run / ".lock"
-    numbers = _numbers(folder)
-    if not numbers:
+        return is_locked(run / LOCK)
+    present = _objects(run)
+    if not present:
         return False
-    lock = folder / f"{numbers[-1]:06d}"
+    lock = present[-1]
     try:
         owner = _Owner.of(lock, lock.read_bytes())
     except FileNotFoundError:  # another process takes the lock just now

@@ -300,20 +300,22 @@ def _ancestors(table: Mapping[int, ProcessEntry], pid: int) -> set[int]:
 
 def command_line(pid: int) -> list[bytes]:
     """Return the command line of a process; empty for one that is dead, belongs to the kernel or cannot be seen."""
-    try:
-        return (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]
-    except OSError:
-        return []
+    return _texts(pid, "cmdline")[:-1]
 
 
 def environment_of(pid: int, name: str) -> str:
     """Return a variable of the environment with which a process was started; empty if it cannot be seen."""
     prefix = f"{name}=".encode()
+    found = (entry[len(prefix) :] for entry in _texts(pid, "environ") if entry.startswith(prefix))
+    return os.fsdecode(next(found, b""))
+
+
+def _texts(pid: int, file: str) -> list[bytes]:
+    """Return the texts between zeros in a file about a process; none if it cannot be read."""
     try:
-        variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        return (_PROC / str(pid) / file).read_bytes().split(b"\0")
     except OSError:
-        return ""
-    return next((os.fsdecode(entry[len(prefix) :]) for entry in variables if entry.startswith(prefix)), "")
+        return []
 
 
 def is_resource_tracker(pid: int) -> bool:

@@ -20,6 +20,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from distrain.system.locks import lock_path, locked_directory
 from distrain.system.process import environment_of, find_process, sweep_environment
 
 if TYPE_CHECKING:
@@ -81,12 +82,10 @@ def kept_for_peer(path: str) -> Iterator[None]:
     """Keep a directory with the name of another host's temporary one, within the block."""
     top = next(folder for folder in (Path(path), *Path(path).parents) if folder.name.startswith(_PREFIX))
     os.makedirs(path, exist_ok=True)
-    lock = os.open(top, os.O_RDONLY)
     try:
-        _share(lock)
-        yield
+        with locked_directory(top):
+            yield
     finally:
-        os.close(lock)
         _remove_if_abandoned(str(top))
 
 
@@ -132,17 +131,9 @@ def _make(make: Callable[[], str] = lambda: tempfile.mkdtemp(prefix=_PREFIX)) ->
     """Make a directory, and lock it as long as the descriptor is open."""
     while True:
         path = make()
-        with contextlib.suppress(FileNotFoundError):
-            lock = os.open(path, os.O_RDONLY)
-            _share(lock)  # waits while another process removes it as abandoned
-            if os.path.samestat(os.fstat(lock), os.stat(path)):
-                return path, lock
-
-
-def _share(lock: int) -> None:
-    """Lock a directory, so that nobody removes it; not on a file system without locks, where nobody does."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        lock = lock_path(path, fcntl.LOCK_SH)  # waits while another process removes it as abandoned
+        if lock is not None:
+            return path, lock
 
 
 def clear(path: str | None) -> None:

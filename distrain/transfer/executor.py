@@ -19,7 +19,7 @@ from distrain.storage.checkpoint import DELETED, MANIFEST_FILE, METADATA_FILE, P
 from distrain.storage.file_transfer import Files, hash_files, store_files, unchanged
 from distrain.storage.files import copy_folders, list_files
 from distrain.storage.paths import RunPaths
-from distrain.storage.records import add_metadata
+from distrain.storage.records import complete_manifest, manifest_text
 from distrain.storage.run_lock import RemoteLock
 from distrain.system.background import in_threads
 from distrain.system.log import warn
@@ -115,10 +115,9 @@ class StorageExecutor:
         """Check that all files exist, and write the manifest, which makes them a checkpoint."""
         run = self._owned_run()
         target = run / order.directory
-        manifest = {**order.manifest, "files": dict(order.manifest["files"])}
         write = (target / METADATA_FILE).write_bytes
-        problem = add_metadata(target, order.metadata, order.positions, manifest["files"], write)
-        if problem is not None:
+        manifest, problem = complete_manifest(target, order.manifest, order.metadata, order.positions, write)
+        if problem:
             self._notify(f"{METADATA_FILE} of {target} {problem}")
         present = target.files()
         for name, fact in manifest["files"].items():
@@ -128,7 +127,7 @@ class StorageExecutor:
                 raise OSError(f"{target / name} {found}, although it was stored")
             if version:
                 fact["version"] = version
-        (target / MANIFEST_FILE).write_bytes(json.dumps(manifest, indent=1).encode())
+        (target / MANIFEST_FILE).write_bytes(manifest_text(manifest))
         try:
             self._check_pause()  # else a new owner may have deleted the files
         except StorageError:
@@ -139,7 +138,7 @@ class StorageExecutor:
 
     def _update_manifest(self, order: wire.UpdateManifest) -> None:
         manifest = self._owned_run() / order.directory / MANIFEST_FILE
-        manifest.write_bytes(json.dumps({**json.loads(manifest.read_bytes()), **order.fields}, indent=1).encode())
+        manifest.write_bytes(manifest_text(json.loads(manifest.read_bytes()), **order.fields))
 
     def _delete(self, order: wire.DeleteCheckpoints) -> None:
         """Delete checkpoints, each one's manifest first: without one, the other files aren't a checkpoint."""

@@ -21,8 +21,8 @@ from typing import Any
 from distrain.coordinator.run import hydra_job
 from distrain.hosts.inspection import package_versions
 from distrain.storage.runs.listing import differing, settings_in
+from distrain.storage.secrets import HIDDEN, hidden, is_secret
 from distrain.system import __version__, process
-from distrain.system.secrets import HIDDEN, hidden, is_secret
 
 _PACKAGES = (
     "accelerate", "datasets", "jax", "lightgbm", "lightning", "numpy", "tensorflow", "torch", "transformers", "xgboost",

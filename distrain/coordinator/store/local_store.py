@@ -28,7 +28,7 @@ from distrain.storage.flushing import flush
 from distrain.storage.lone_store import take_over
 from distrain.storage.names import numbered
 from distrain.storage.paths import DAMAGED
-from distrain.storage.records import committed_at, complete_manifest, damage_of
+from distrain.storage.records import committed_at, complete_manifest, damage_of, manifest_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -157,10 +157,10 @@ class LocalStore(RunStore):
     def _manifest_text(self, folder: Path, final: Path, new: Publish) -> bytes:
         """Return the manifest of the checkpoint in ``folder``, after adding the run's metadata and the positions."""
         write = partial(write_file, folder / METADATA_FILE)
-        text, problem = complete_manifest(folder, final.name, new.manifest, self.metadata, new.positions, write)
-        if problem is not None:
+        manifest, problem = complete_manifest(folder, new.manifest, self.metadata, new.positions, write)
+        if problem:
             self._warn_from_background(f"{METADATA_FILE} of {final} {problem}")
-        return text
+        return manifest_text(manifest, name=final.name)
 
     def _free_path(self, name: str) -> Path:
         """Return a path in the run directory that does not exist: ``name``, or ``name`` with a number."""
@@ -172,10 +172,10 @@ class LocalStore(RunStore):
         def work() -> None:
             path = self.paths.root / name / MANIFEST_FILE
             try:
-                manifest = {**json.loads(path.read_text()), **new.fields}
+                text = manifest_text(json.loads(path.read_text()), **new.fields)
             except (ValueError, TypeError) as error:
                 raise OSError(errno.EIO, f"it is damaged ({error})", str(path)) from error
-            write_atomically(path, json.dumps(manifest, indent=1).encode())
+            write_atomically(path, text)
 
         self._do_optional(f"the manifest of {name} could not be updated", work)
 

@@ -36,7 +36,7 @@ from distrain.transfer.order_link import OrderLink
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from distrain.decisions.checkpoints.actions import Delete, MakeDirectory, Publish, UpdateManifest
@@ -75,8 +75,6 @@ class RemoteStore(RunStore):
             raise StorageError(f"cannot use the storage: {error}") from error
         super().__init__(run, spool)
         self._link: OrderLink | None = None
-        self._unanswered = 0
-        """The number of orders whose answers are missing."""
         self._used: set[str] = set()
         """Directory names that no new checkpoint may have, as files of an earlier one may still arrive."""
         self._next_number = 0
@@ -159,14 +157,8 @@ class RemoteStore(RunStore):
 
     def _order(self, order: wire.Message, then: Callable[[str | None], None]) -> None:
         """Give the uploader an order, and call ``then`` with why it failed, or None."""
-
-        def answered(done: wire.OrderDone) -> None:
-            self._unanswered -= 1
-            then(done.failed)
-
         assert self._link is not None
-        self._unanswered += 1
-        self._link.order(order, answered)
+        self._link.order(order, lambda done: then(done.failed))
 
     def _on_opened(self, done: wire.OrderDone) -> None:
         self._heartbeats.stop()
@@ -187,7 +179,7 @@ class RemoteStore(RunStore):
 
     @property
     def is_idle(self) -> bool:
-        return not self._unanswered and super().is_idle
+        return super().is_idle and (self._link is None or self._link.is_idle)
 
     def abandon_pending_work(self) -> None:
         super().abandon_pending_work()
@@ -198,13 +190,6 @@ class RemoteStore(RunStore):
         if self._link is not None:
             self._link.detach()
 
-    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        super().write_manifest(manifest)
-        self._mirror_records()
-
-    def write_manifest_later(self, manifest: Mapping[str, Any]) -> None:
-        self._do("run.json", lambda: self.directory.write_manifest(manifest), lambda _: self._mirror_records())
-
     def secure_records(self) -> None:
         def done(failed: str | None) -> None:
             if failed is not None:
@@ -213,8 +198,6 @@ class RemoteStore(RunStore):
         self.flush(lambda _: self._order(wire.MirrorRecords(), done))
 
     def _mirror_records(self) -> None:
-        """Have the uploader copy the small files now."""
-
         def done(failed: str | None) -> None:
             if failed is not None and self._problem is None:
                 warn(f"run.json, metrics and logs are only in {self.paths.root} for now: {failed}")

@@ -254,10 +254,14 @@ class RunStore(ABC):
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Write run.json now. Raise OSError."""
         self.directory.write_manifest(manifest)
+        self._mirror_records()
 
     def write_manifest_later(self, manifest: Mapping[str, Any]) -> None:
         """Write run.json in the background."""
-        self._do("run.json", lambda: self.directory.write_manifest(manifest))
+        self._do("run.json", lambda: self.directory.write_manifest(manifest), lambda _: self._mirror_records())
+
+    def _mirror_records(self) -> None:  # noqa: B027 - only remote storage has a second copy
+        """Have the small files copied to remote storage now."""
 
     def make_parent(self, path: Path) -> None:
         """Make the directory of a file of the run."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distrain.storage import names
 from distrain.storage.lines import MOST_BYTES, is_number, last_record, parse_json, read_file
-from distrain.storage.lock_probe import is_locked
 from distrain.storage.runs.notes import Notes, notes_of
+from distrain.system.locks import is_locked
 from distrain.system.text import did_you_mean, flatten
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ def _without_manifest(name: str, path: str, folder: str | Path | RemotePath) -> 
 
 def _is_in_use(folder: str | Path | RemotePath) -> bool:
     if isinstance(folder, (str, Path)):
-        return is_locked(folder)
+        return is_locked(os.path.join(folder, names.LOCK))
     from distrain.errors import StorageError
     from distrain.storage.run_lock import is_in_use
 

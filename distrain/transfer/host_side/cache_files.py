@@ -11,7 +11,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from distrain.storage.lock_probe import lock_path
+from distrain.system.locks import lock_path
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,8 +17,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from distrain.storage.lock_probe import locked_file
 from distrain.system import process
+from distrain.system.locks import locked_file
 from distrain.transfer.host_side.cache_files import delete, lock_folder
 
 if TYPE_CHECKING:

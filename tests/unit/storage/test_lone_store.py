@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain.storage.checkpoint import MANIFEST_FILE
-from distrain.storage.lock_probe import locked_directory
 from distrain.storage.lone_store import take_over
+from distrain.system.locks import locked_directory
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,14 +27,14 @@ def run(tmp_path: Path) -> RemotePath:
 
 def is_from_another_machine(lock: RemoteLock) -> None:
     """Rewrite the lock as that of a process that this machine cannot see."""
-    fields = json.loads(lock._path.read_bytes())
-    lock._path.write_bytes(json.dumps({**fields, "machine": "far", "beat": 1.0}).encode())
+    fields = json.loads(lock.path.read_bytes())
+    lock.path.write_bytes(json.dumps({**fields, "machine": "far", "beat": 1.0}).encode())
 
 
 def test_an_owner_that_has_ended_is_known_to_be_dead(run: RemotePath) -> None:
     source = f"from distrain.storage.run_lock import *; RemoteLock.take(RemotePath({run.url!r}))"
     subprocess.run([sys.executable, "-c", source], check=True)
-    assert RemoteLock.take(run).number == 2
+    assert RemoteLock.take(run).path.name == "000002"
 
 
 def test_a_machine_that_stood_still_gives_the_owner_time_for_a_heartbeat(
@@ -49,7 +49,7 @@ def test_a_machine_that_stood_still_gives_the_owner_time_for_a_heartbeat(
         looks[0] += 1
         now[0] += 3600.0 if looks[0] == 1 else seconds
         if looks[0] == 3:
-            owner._path.write_bytes(owner._text(2.0))
+            owner.path.write_bytes(owner._text(2.0))
 
     monkeypatch.setattr(run_lock.time, "sleep", sleep)
     monkeypatch.setattr(run_lock.time, "monotonic", lambda: now[0])
@@ -81,7 +81,7 @@ def test_a_lock_that_is_replaced_while_it_is_read_is_taken_for_an_owner(
     run: RemotePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     RemoteLock.take(run)
-    monkeypatch.setattr(run_lock, "_numbers", lambda folder: [7])
+    monkeypatch.setattr(run_lock, "_objects", lambda run: [run / ".lock" / "000007"])
     with pytest.raises(StorageError, match="in use by another process, which has just begun"):
         RemoteLock.take(run)
 
@@ -94,7 +94,7 @@ def test_a_lock_whose_creation_was_answered_too_late_is_not_anothers(
         raise FileExistsError  # of the second try
 
     monkeypatch.setattr(RemotePath, "create", create)
-    assert RemoteLock.take(run).number == 1
+    assert RemoteLock.take(run).path.name == "000001"
 
 
 def test_the_owner_sends_heartbeats_while_it_opens_a_run_for_long(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.storage.lock_probe import lock_path
+from distrain.system.locks import lock_path
 from distrain.transfer.host_side import environments
 from distrain.transfer.host_side.environments import find_uv, make_environment
 from tests.conftest import wait_until

@@ -1,4 +1,4 @@
-"""Locks of local files: take one, and ask whether somebody holds that of a run directory. Runs in: anywhere.
+"""Locks of local files and directories. Runs in: anywhere.
 
 They are taken with flock: when a process is killed, the kernel releases them.
 """
@@ -10,8 +10,6 @@ import fcntl
 import os
 import time
 from typing import TYPE_CHECKING
-
-from distrain.storage.names import LOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,13 +95,13 @@ def locked_file(path: str) -> Iterator[int]:
         os.close(fd)
 
 
-def is_locked(run: str | os.PathLike[str]) -> bool:
-    """Return False if no process holds the lock of a run, True if one does or if that is unknown.
+def is_locked(path: str | Path) -> bool:
+    """Return False if no process holds the lock of a file, True if one does or if that is unknown.
 
     ``distrain ls`` asks this for every run, so this module imports little.
     """
     try:
-        fd = os.open(os.path.join(run, LOCK), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         return not isinstance(error, FileNotFoundError)
     try:

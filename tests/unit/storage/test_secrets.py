@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from distrain.system.secrets import hidden
+from distrain.storage.secrets import hidden
 
 SECRETS = [
     "HF_TOKEN=s3cr3t",
