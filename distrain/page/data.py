@@ -6,6 +6,7 @@ Tables are ``{"head": ..., "rows": ..., "numbers": the columns of numbers, "more
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections import defaultdict
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
 from distrain.page.facts import Facts
+from distrain.page.reports import AttemptReports
 from distrain.page.time_use import PARTS, AttemptTimes, where_time_went
 from distrain.storage import names
 from distrain.storage.lines import is_number
@@ -152,7 +154,8 @@ def _ranks(run: Run, reports: Reports) -> Table | None:
     latest = max((one.last for one in reports.ranks.values()), default=0)
     rows = []
     for rank, one in ordered:
-        spent = [duration(total) if total else "-" for total in reports.waits.get(rank, (0.0, 0.0))]
+        waits = zip(*(there.waits[rank] for there in reports.attempts.values() if rank in there.waits), strict=True)
+        spent = [duration(total) if total else "-" for total in map(sum, waits)] or ["-", "-"]
         times = duration(latest - one.last), duration(one.interval)
         rows.append((rank, hosts.get(rank, ""), f"{one.step:,}", *times, *spent))
     return _table(_RANKS, rows, (2, 3, 4, 5, 6))
@@ -163,30 +166,26 @@ def _ranks(run: Run, reports: Reports) -> Table | None:
 
 def _times(facts: Facts) -> list[AttemptTimes]:
     """Return the times of the attempts. An end that nobody has recorded is the last report before it, or the start."""
-    run, hangs = facts.run, _hangs(facts)
-    found: list[AttemptTimes] = []
-    has_trained_later = False
-    for attempt in run.attempts[::-1]:
-        there = facts.reports.attempts.get(attempt["attempt"])
+    run, hangs, found = facts.run, _hangs(facts), []
+    for attempt in run.attempts:
+        there = facts.reports.attempts.get(attempt["attempt"], AttemptReports())
         training, ended = attempt.get("training"), attempt.get("ended")
         if ended is None:
-            known = run.until(None) if not found and run.state != KILLED else 0.0
-            ended = max(attempt["started"], training or 0.0, there.last_time if there else 0.0, known)
-        kept_until = (there and there.kept_until) or training if has_trained_later else None
-        has_trained_later = has_trained_later or training is not None
-        data, checkpoint = max(there.waits.values() if there else (), key=sum, default=[0.0, 0.0])
+            known = run.until(None) if attempt is run.attempts[-1] and run.state != KILLED else 0.0
+            ended = max(training or 0.0, there.last_time, known)
+        data, checkpoint = max(there.waits.values(), key=sum, default=(0.0, 0.0))
         found.append(
             AttemptTimes(
                 started=attempt["started"],
                 training=training,
                 ended=max(ended, attempt["started"]),
-                kept_until=kept_until,
+                kept_until=None if there.lost_after == math.inf else there.kept_until or training,
                 data=data,
                 checkpoint=checkpoint,
                 hangs=hangs.get(str(attempt["attempt"]), ()),
             )
         )
-    return found[::-1]
+    return found
 
 
 def _hangs(facts: Facts) -> dict[str, list[tuple[float, float]]]:
