@@ -21,10 +21,11 @@ from distrain.page.reports import AttemptReports
 from distrain.page.time_use import PARTS, AttemptTimes, where_time_went
 from distrain.storage import names
 from distrain.storage.lines import is_number
-from distrain.storage.runs.details import command_of, failed_at, failures_in, hangs_in
+from distrain.storage.runs.details import command_of, failures_in, hangs_in
 from distrain.storage.runs.listing import DAMAGED, KILLED, RUNNING, Run, number_in, run_at
 from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
 from distrain.system import __version__
+from distrain.system.stacks import raised_at
 from distrain.system.text import amount, duration, flatten, number, rank_list, size, without_controls
 
 if TYPE_CHECKING:
@@ -112,11 +113,12 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]], numbers: Itera
 
 def _failure(one: Mapping[str, Any]) -> dict[str, Any]:
     role = {"culprit": "failed first", "victim": "because of another rank"}.get(str(one.get("role")), "")
+    traceback = str(one.get("traceback") or "")
     return {
         "rank": f"rank {one.get('rank')}" + (f" on {one['host']}" if one.get("host") else ""),
         "role": role,
-        "why": f"{one.get('summary') or 'no reason is known'}" + (f" ({at})" if (at := failed_at(one)) else ""),
-        "traceback": str(one.get("traceback") or ""),
+        "why": f"{one.get('summary') or 'no reason is known'}" + (f" ({at})" if (at := raised_at(traceback)) else ""),
+        "traceback": traceback,
         "lines": _lines(one.get("last_lines")),
     }
 

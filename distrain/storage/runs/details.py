@@ -19,7 +19,6 @@ from distrain.storage.ownership import MOST_NAMES, list_names
 from distrain.storage.paths import DAMAGED, is_copy, number_of
 from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run
 from distrain.system.remote_path import RemotePath
-from distrain.system.stacks import raised_at
 from distrain.system.text import broken, count, duration, printable
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 _Event = dict[str, Any]
 _MOST_READS = 10
 """How often to list the checkpoints of a run that deletes some meanwhile."""
-_LONGEST_REASON, _LONGEST_HANG = 240, 2000
+_LONGEST_REASON, _LONGEST_HANG = 500, 2000
 _PROGRAMS = {
     "/distrain/launch.py": ("python", "-m", "distrain.launch"),
     "/distrain/__main__.py": ("distrain",),
@@ -143,11 +142,6 @@ def failures_in(error: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [failure for failure in found if isinstance(failure, dict)] if isinstance(found, list) else []
 
 
-def failed_at(failure: Mapping[str, Any]) -> str:
-    """Return the innermost line of the user's code in the traceback of a failure, such as ``train.py:88``, or ""."""
-    return raised_at(str(failure.get("traceback") or ""))
-
-
 def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[_Event], error: Mapping[str, Any]) -> str:
     """Return one sentence about the state of a run: how far it is or has come, and which rank failed, where and why.
 
@@ -194,10 +188,6 @@ def _where(last: Mapping[str, Any] | None) -> str:
 
 
 def _reason(run: Run, error: Mapping[str, Any]) -> str:
-    """Return which rank failed, where and why; else why the last attempt has ended."""
-    for failure in [one for one in failures_in(error)[:1] if one.get("role") != "victim"]:
-        host = f" on {failure['host']}" if failure.get("host") else ""
-        where = f" ({place})" if (place := failed_at(failure)) else ""
-        return f"rank {failure.get('rank')}{host}: {str(failure.get('summary'))[:_LONGEST_REASON]}{where}"
+    """Return why the last attempt has ended, such as which rank failed, where and why; else why fit() has."""
     ends = [str(attempt["failure"]) for attempt in run.attempts if attempt.get("failure")]
     return (ends[-1] if ends else str(error.get("message") or "").partition("\n")[0])[:_LONGEST_REASON].rstrip(".")
