@@ -20,7 +20,6 @@ from distrain.page.facts import Facts
 from distrain.page.reports import AttemptReports
 from distrain.page.time_use import PARTS, AttemptTimes, where_time_went
 from distrain.storage import names
-from distrain.storage.lines import is_number
 from distrain.storage.runs.details import command_of, failures_in, hangs_in
 from distrain.storage.runs.listing import DAMAGED, KILLED, RUNNING, Run, number_in, run_at
 from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
@@ -95,10 +94,6 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, str) or (value.isascii() and value.isprintable() and len(value) <= _LONGEST_TEXT):
         return value
     return _COLOURS.sub("", without_controls(value[-_LONGEST_TEXT:]))
-
-
-def _number(value: object) -> float | None:
-    return number_in(value) if is_number(value) else None
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], numbers: Iterable[int] = ()) -> Table | None:
@@ -204,7 +199,7 @@ def _time_use(facts: Facts) -> dict[str, Any] | None:
     run, times = facts.run, _times(facts)
     if not times:
         return None
-    started = min(_number(run.manifest.get("started")) or times[0].started, times[0].started)
+    started = min(number_in(run.manifest.get("started")) or times[0].started, times[0].started)
     ended = max(one.ended for one in times)
     if run.state not in (RUNNING, KILLED):
         ended = max(ended, run.ended)
@@ -251,7 +246,7 @@ def _events(facts: Facts) -> Table | None:
             _after(run, event["time"]),
             event["event"],
             ", ".join(
-                f"{name}: {_after(run, value) if name == 'since' and _number(value) else value}"
+                f"{name}: {_after(run, value) if name == 'since' and number_in(value) else value}"
                 for name, value in event.items()
                 if name not in ("time", "event") and value != ""
             ),
@@ -263,7 +258,7 @@ def _events(facts: Facts) -> Table | None:
 
 
 def _after(run: Run, moment: object) -> str:
-    started, at = _number(run.manifest.get("started")), _number(moment)
+    started, at = number_in(run.manifest.get("started")), number_in(moment)
     return "?" if started is None or at is None else f"+{duration(at - started)}"
 
 
@@ -272,24 +267,18 @@ def _after(run: Run, moment: object) -> str:
 
 def checkpoints_table(facts: Facts) -> Table | None:
     """Return the table of the checkpoints in the directory, and of those in events.jsonl that were deleted since."""
-    run, events, newest = facts.run, facts.events, facts.in_memory
+    run, newest = facts.run, facts.in_memory
     there = {saved.path.name: saved for saved in facts.checkpoints}
-    stored = {event.get("name") for event in events if event["event"] == "stored"}
-    made = {
-        str(event.get("name")): event
-        for event in events
-        if event["event"] == "checkpoint"
-        and (event.get("tier") != "memory" or event.get("name") in stored or event is newest)
-    }
+    made = facts.made if newest is None else {**facts.made, str(newest.get("name")): newest}
     used: dict[str, list[int]] = {}
     for attempt in run.attempts:
         used.setdefault(str(attempt.get("checkpoint")), []).append(attempt["attempt"])
     rows = []
     for name in [*made, *(name for name in there if name not in made)]:
         event, saved = made.get(name, {}), there.get(name)
-        step = _number(event.get("step", saved and saved.step))
-        held = _number(event.get("bytes", saved and saved.bytes))
-        seconds = _number(event.get("seconds"))
+        step = number_in(event.get("step", saved and saved.step))
+        held = number_in(event.get("bytes", saved and saved.bytes))
+        seconds = number_in(event.get("seconds"))
         flat = flatten(saved.metrics) if saved else {}
         metrics = [f"{k}={amount(v) if isinstance(v, (int, float)) else number(v)}" for k, v in flat.items()]
         rows.append(
@@ -299,7 +288,7 @@ def checkpoints_table(facts: Facts) -> Table | None:
                 _after(run, saved.time if saved and saved.time else event.get("time")),
                 size(int(held or 0)),
                 "?" if seconds is None else duration(seconds),
-                ("kept" if saved else "in memory" if newest and name == newest.get("name") else "deleted")
+                ("kept" if saved else "in memory" if made.get(name) is newest else "deleted")
                 + (f"; attempts from it: {rank_list(used[name])}" if name in used else ""),
                 " ".join(metrics[:6]),
             )

@@ -1,4 +1,4 @@
-"""The records of a run: manifests of checkpoints, and the lines of metrics.jsonl. Runs in: anywhere."""
+"""The records of a run: manifests of checkpoints. Runs in: anywhere."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, PENDING_FILE, POSITIONS
 from distrain.storage.commit import CommittedCheckpoint, committed, file_entry, unreadable, why_disowned
 from distrain.storage.file_transfer import hash_files
-from distrain.storage.lines import last_record as last_record
 from distrain.storage.lines import parse_json, read_file
-from distrain.storage.lines import read_events as read_events
-from distrain.storage.lines import read_metrics as read_metrics
 from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ import distrain
 from distrain import FailureConfig, HangError, Result, WorkerGroupError
 from distrain.coordinator import requests
 from distrain.errors import StorageError
+from distrain.storage.lines import read_events
 from distrain.storage.paths import RunPaths
-from distrain.storage.records import read_events
 from tests.conftest import wait_until
 
 if TYPE_CHECKING:

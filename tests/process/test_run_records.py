@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import distrain
 from distrain import Checkpoint, FailureConfig, WorkerGroupError
 from distrain.page import write_page
-from distrain.storage.records import committed_at, read_events, read_metrics
+from distrain.storage.lines import read_events, read_metrics
+from distrain.storage.records import committed_at
 from distrain.torch import prepare_data_loader
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from distrain.coordinator.run.trainer import DataParallelTrainer
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.errors import ControllerError, StorageError, WorkerGroupError
 from distrain.storage.commit import Commit, CommittedCheckpoint
+from distrain.storage.lines import read_metrics
 from distrain.storage.paths import RunPaths, choose_run
-from distrain.storage.records import read_metrics
 from distrain.storage.run_lock import RemoteLock, is_in_use
 from distrain.storage.runs import details
 from distrain.system.remote_path import RemotePath

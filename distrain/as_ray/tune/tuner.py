@@ -23,8 +23,8 @@ from distrain.as_ray.constants import WithoutEffect
 from distrain.as_ray.sentences import OPTUNA
 from distrain.as_ray.tune.search_space import configs
 from distrain.storage import names
+from distrain.storage.lines import read_metrics
 from distrain.storage.paths import new_name, read_manifest
-from distrain.storage.records import read_metrics
 from distrain.storage.retention import score
 from distrain.storage.runs.listing import FAILED, FINISHED
 from distrain.system.arguments import check_int, check_type

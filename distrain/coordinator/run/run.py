@@ -30,8 +30,9 @@ from distrain.decisions.states import RunState
 from distrain.errors import CheckpointError, StorageError, TrainingFailedError, WorkerGroupError
 from distrain.storage.checkpoint import absence_of
 from distrain.storage.files import write_atomically
+from distrain.storage.lines import last_record
 from distrain.storage.ownership import check_owners
-from distrain.storage.records import damage_of, last_record
+from distrain.storage.records import damage_of
 from distrain.system.log import say, warn
 from distrain.system.text import advice_on, stopped_by, without_errno
 from distrain.worker.job import job

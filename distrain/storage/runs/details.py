@@ -17,7 +17,7 @@ from distrain.storage.commit import CommittedCheckpoint, committed
 from distrain.storage.lines import parse_json, read_file, read_metrics
 from distrain.storage.ownership import MOST_NAMES, list_names
 from distrain.storage.paths import DAMAGED, is_copy, number_of
-from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run
+from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run, number_in
 from distrain.system.remote_path import RemotePath
 from distrain.system.text import broken, count, duration, printable
 
@@ -49,13 +49,17 @@ def checkpoints_of(run: Path | RemotePath) -> list[CommittedCheckpoint]:
     return sorted(found, key=lambda saved: saved.index if saved.index >= 0 else number_of(saved.path.name))
 
 
-def newest_in_memory(run: Run, events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the event of the newest checkpoint of a running run if its files are in the memory of the hosts only."""
-    found = [event for event in events if event["event"] == "checkpoint" and isinstance(event.get("index"), int)]
-    made = sorted(found, key=lambda event: int(event["index"]))
+def checkpoints_made(run: Run, events: Sequence[_Event]) -> tuple[dict[str, _Event], _Event | None]:
+    """Return the events of checkpoints on storage by name, also of those deleted since, and of one in memory or None.
+
+    That is the newest one of a running run, if its files are in the memory of the hosts only.
+    """
+    made = {str(event.get("name")): event for event in events if event["event"] == "checkpoint"}
     stored = {event.get("name") for event in events if event["event"] == "stored"}
-    is_lost = run.state != RUNNING or not made or made[-1].get("tier") != "memory" or made[-1].get("name") in stored
-    return None if is_lost else made[-1]
+    on_storage = {name: event for name, event in made.items() if event.get("tier") != "memory" or name in stored}
+    newest = max(made, key=lambda name: number_in(made[name].get("index")) or 0.0, default=None)
+    is_lost = run.state != RUNNING or newest is None or newest in on_storage
+    return on_storage, None if is_lost else made[str(newest)]
 
 
 def _checkpoints_now(run: Path | RemotePath) -> tuple[list[CommittedCheckpoint], bool]:

@@ -92,7 +92,7 @@ class Run(NamedTuple):
     @property
     def attempts_now(self) -> list[dict[str, Any]]:
         """The attempts of the last ``fit()``, the oldest first."""
-        return [attempt for attempt in self.attempts if number_in(attempt.get("started")) >= self.began]
+        return [attempt for attempt in self.attempts if attempt["started"] >= self.began]
 
     @property
     def hosts(self) -> dict[str, list[int]]:
@@ -197,9 +197,9 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and abs(value) < 1e15
 
 
-def number_in(value: object) -> float:
-    """Return a number of a file of a run as one to compute with; 0 for anything else."""
-    return float(value) if is_number(value) else 0.0  # type: ignore[arg-type]
+def number_in(value: object) -> float | None:
+    """Return a number of a file of a run as one to compute with; None for anything else."""
+    return float(value) if is_number(value) else None  # type: ignore[arg-type]
 
 
 _CHECKS: dict[str, Callable[[object], object]] = {"training": number_in, "ended": number_in, "first_step": _is_whole}

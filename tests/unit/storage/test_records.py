@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distrain.coordinator.store.local_store import LocalStore
+from distrain.storage.lines import read_metrics
 from distrain.storage.paths import RunPaths
-from distrain.storage.records import read_metrics
 
 if TYPE_CHECKING:
     from pathlib import Path
