@@ -9,7 +9,6 @@ import json
 import math
 import re
 import time
-from collections import defaultdict
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -163,36 +162,30 @@ def _ranks(run: Run, reports: Reports) -> Table | None:
 
 def _times(facts: Facts) -> list[AttemptTimes]:
     """Return the times of the attempts. An end that nobody has recorded is the last report before it, or the start."""
-    run, hangs, found = facts.run, _hangs(facts), []
+    run, found = facts.run, []
     for attempt in run.attempts:
         there = facts.reports.attempts.get(attempt["attempt"], AttemptReports())
         training, ended = attempt.get("training"), attempt.get("ended")
         if ended is None:
             known = run.until(None) if attempt is run.attempts[-1] and run.state != KILLED else 0.0
             ended = max(training or 0.0, there.last_time, known)
-        data, checkpoint = max(there.waits.values(), key=sum, default=(0.0, 0.0))
         found.append(
             AttemptTimes(
                 started=attempt["started"],
                 training=training,
                 ended=max(ended, attempt["started"]),
                 kept_until=None if there.lost_after == math.inf else there.kept_until or training,
-                data=data,
-                checkpoint=checkpoint,
-                hangs=hangs.get(str(attempt["attempt"]), ()),
+                waits=max(there.waits.values(), key=sum, default=(0.0, 0.0)),
             )
         )
     return found
 
 
-def _hangs(facts: Facts) -> dict[str, list[tuple[float, float]]]:
-    """Return the times of the hangs of each attempt. One that has no end lasts until the end of the run."""
-    seen, found = hangs_in(facts.events), defaultdict(list)
-    for event in seen:
-        if event["event"] == "hang" or event is seen[-1]:
-            until = event["time"] if event["event"] == "hang" else facts.run.until(None)
-            found[str(event["attempt"])].append((event["since"], until))
-    return found
+def _hangs(facts: Facts) -> list[tuple[float, float]]:
+    """Return the times of the hangs. One that has no end lasts until the end of the run."""
+    seen, now = hangs_in(facts.events), facts.run.until(None)
+    ends = [(event, event["time"] if event["event"] == "hang" else now) for event in seen]
+    return [(event["since"], end) for event, end in ends if event["event"] == "hang" or event is seen[-1]]
 
 
 def _time_use(facts: Facts) -> dict[str, Any] | None:
@@ -203,7 +196,7 @@ def _time_use(facts: Facts) -> dict[str, Any] | None:
     ended = max(one.ended for one in times)
     if run.state not in (RUNNING, KILLED):
         ended = max(ended, run.ended)
-    parts = where_time_went(times, started=started, ended=ended)
+    parts = where_time_went(times, _hangs(facts), started=started, ended=ended)
     total = sum(parts.values()) or 1.0
     shown = {kind: seconds for kind, seconds in parts.items() if seconds >= 0.0005 * total or kind == "training"}
     rows = [
