@@ -121,7 +121,7 @@ class WatchedRun:
             "name": run.name,
             "state": run.state,
             "began": run.began,
-            "ended": run.until(last or None),
+            "ended": run.until,
             "script": run.script[:_LONGEST],
             "attempts": len(run.attempts_now),
             "hosts": list(run.hosts)[:_MOST_HOSTS],

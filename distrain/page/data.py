@@ -20,7 +20,7 @@ from distrain.page.reports import AttemptReports
 from distrain.page.time_use import PARTS, AttemptTimes, where_time_went
 from distrain.storage import names
 from distrain.storage.runs.details import command_of, failures_in, hangs_in
-from distrain.storage.runs.listing import DAMAGED, KILLED, RUNNING, Run, number_in, run_at
+from distrain.storage.runs.listing import DAMAGED, RUNNING, Run, number_in, run_at
 from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
 from distrain.system import __version__
 from distrain.system.stacks import raised_at
@@ -167,8 +167,7 @@ def _times(facts: Facts) -> list[AttemptTimes]:
         there = facts.reports.attempts.get(attempt["attempt"], AttemptReports())
         training, ended = attempt.get("training"), attempt.get("ended")
         if ended is None:
-            known = run.until(None) if attempt is run.attempts[-1] and run.state != KILLED else 0.0
-            ended = max(training or 0.0, there.last_time, known)
+            ended = max(training or 0.0, there.last_time, run.until if attempt is run.attempts[-1] else 0.0)
         found.append(
             AttemptTimes(
                 started=attempt["started"],
@@ -183,7 +182,7 @@ def _times(facts: Facts) -> list[AttemptTimes]:
 
 def _hangs(facts: Facts) -> list[tuple[float, float]]:
     """Return the times of the hangs. One that has no end lasts until the end of the run."""
-    seen, now = hangs_in(facts.events), facts.run.until(None)
+    seen, now = hangs_in(facts.events), facts.run.until
     ends = [(event, event["time"] if event["event"] == "hang" else now) for event in seen]
     return [(event["since"], end) for event, end in ends if event["event"] == "hang" or event is seen[-1]]
 
@@ -193,9 +192,7 @@ def _time_use(facts: Facts) -> dict[str, Any] | None:
     if not times:
         return None
     started = min(number_in(run.manifest.get("started")) or times[0].started, times[0].started)
-    ended = max(one.ended for one in times)
-    if run.state not in (RUNNING, KILLED):
-        ended = max(ended, run.ended)
+    ended = max(run.until, *(one.ended for one in times))
     parts = where_time_went(times, _hangs(facts), started=started, ended=ended)
     total = sum(parts.values()) or 1.0
     shown = {kind: seconds for kind, seconds in parts.items() if seconds >= 0.0005 * total or kind == "training"}

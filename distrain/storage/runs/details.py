@@ -153,7 +153,7 @@ def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[_Event], 
     """
     if run.state not in (RUNNING, *ENDED):
         return printable(f"{run.state}: {run.problem}" if run.problem else run.state)
-    lasted = duration(run.until(last) - run.began)
+    lasted = duration(run.until - run.began)
     text = f"{run.state} {'for' if run.state == RUNNING else 'after'} {lasted}{_where(last)}"
     if run.state == KILLED:
         text += ": the process that called fit() was killed, or its machine crashed"
@@ -161,7 +161,7 @@ def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[_Event], 
         text += f": {why}"
     if (hang := hang_of(run, last, events)) is not None:
         how = "it has hung" if run.state == RUNNING else "it hung"
-        text += f"; {how} for {duration(run.until(last) - hang['since'])}: {str(hang['text'])[:_LONGEST_HANG]}"
+        text += f"; {how} for {duration(run.until - hang['since'])}: {str(hang['text'])[:_LONGEST_HANG]}"
     text += broken(last["metrics"]) if last else ""
     if (restarts := len(run.attempts_now) - 1) > 0:
         text += f", after {count(restarts, 'restart')}"
