@@ -7,13 +7,13 @@ import pickle
 import warnings
 from dataclasses import dataclass, field, fields
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import ControllerError, StorageError, TrainingFailedError
+from distrain.storage import names
 from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.lines import last_record, parse_json, read_file, read_metrics
-from distrain.storage.paths import RunPaths, read_manifest
+from distrain.storage.paths import read_manifest
 from distrain.storage.retention import Retention, best_first, flatten, score
 from distrain.storage.runs.details import checkpoints_of
 from distrain.storage.runs.listing import KILLED, run_at
@@ -24,6 +24,7 @@ from distrain.system.text import leaves
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
+    from pathlib import Path
 
     import pandas
     from fsspec import AbstractFileSystem
@@ -73,10 +74,10 @@ class Result:
         except ImportError:
             raise ImportError("Result.metrics_dataframe needs pandas: pip install pandas") from None
         rows: list[dict[str, Any]] = []
-        for record in read_metrics(self._run / _METRICS):
-            names = [name for name, _ in leaves(record["metrics"])]
-            if len(names) > len({*names}):
-                twice = next(name for name in names if names.count(name) > 1)
+        for record in read_metrics(self._run / names.METRICS):
+            found = [name for name, _ in leaves(record["metrics"])]
+            if len(found) > len({*found}):
+                twice = next(name for name in found if found.count(name) > 1)
                 raise ValueError(f"two metrics of a report are named {twice!r}: one in a dict, one with a '/'")
             rows.append(flatten(record["metrics"]))
         columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
@@ -97,14 +98,14 @@ class Result:
             run = locate(path, storage_filesystem)
             manifest = read_manifest(run)
             if not manifest:
-                raise StorageError(f"{run} is not a run directory: it has no {RunPaths(Path()).manifest.name}")
+                raise StorageError(f"{run} is not a run directory: it has no {names.MANIFEST}")
             return make_result(
                 run,
                 checkpoints_of(run),
                 _retention(run, manifest),
-                last=last_record(run / _METRICS),
+                last=last_record(run / names.METRICS),
                 error=_stored_error(run) or _killed_error(run),
-                return_value=_unpickle(run, _RETURN_VALUE),
+                return_value=_unpickle(run, names.RETURN_VALUE),
             )
         except OSError as error:
             raise StorageError(f"cannot read the run {path}: {error}") from error
@@ -146,10 +147,7 @@ class Result:
         return "Result(\n  " + ",\n  ".join(lines) + "\n)"
 
 
-_NAMES = RunPaths(Path())
 _MOST_PICKLED = 1 << 30
-_METRICS, _RETURN_VALUE = _NAMES.metrics.name, _NAMES.return_value.name
-_MANIFEST, _ERROR_TEXT, _ERROR_PICKLE = _NAMES.manifest.name, _NAMES.error_text.name, _NAMES.error_pickle.name
 
 
 def make_result(
@@ -175,12 +173,14 @@ def make_result(
 
 
 def _stored_error(run: Path | RemotePath) -> TrainingFailedError | None:
-    error = _unpickle(run, _ERROR_PICKLE)
-    if error is None and (text := _read(run, _ERROR_TEXT)) is not None:  # its class cannot be imported
+    error = _unpickle(run, names.ERROR_PICKLE)
+    if error is None and (text := _read(run, names.ERROR_TEXT)) is not None:  # its class cannot be imported
         try:
             return TrainingFailedError(str(parse_json(text)["message"]))
         except (ValueError, KeyError, TypeError) as damage:
-            return TrainingFailedError(f"the run failed, but {run / _ERROR_TEXT}, which says why, is damaged: {damage}")
+            return TrainingFailedError(
+                f"the run failed, but {run / names.ERROR_TEXT}, which says why, is damaged: {damage}"
+            )
     return error if isinstance(error, TrainingFailedError) else None
 
 
@@ -191,15 +191,16 @@ def _retention(run: Path | RemotePath, manifest: Mapping[str, Any]) -> Retention
     try:
         return Retention(**stored)
     except (ValueError, TypeError) as error:
-        raise StorageError(f"{run / _MANIFEST} is damaged: {error}") from error
+        raise StorageError(f"{run / names.MANIFEST} is damaged: {error}") from error
 
 
 def _killed_error(run: Path | RemotePath) -> ControllerError | None:
     if run_at(run).state != KILLED:
         return None
     return ControllerError(
-        f"the process that called fit() was killed, or its machine crashed: {run / _MANIFEST} says that the run is "
-        "running, but no process holds its lock. Start the run again under its name to continue at its last checkpoint"
+        "the process that called fit() was killed, or its machine crashed: "
+        f"{run / names.MANIFEST} says that the run is running, but no process holds its lock. "
+        "Start the run again under its name to continue at its last checkpoint"
     )
 
 

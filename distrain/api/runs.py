@@ -77,8 +77,7 @@ def runs(storage_path: str | os.PathLike[str] | None = None) -> list[RunInfo]:
 
 def info_of(run: Run) -> RunInfo:
     """Return what programs see of a run. Warn of damaged reports."""
-    record = run.last_report()
-    until = run.until(record)
+    record, until = run.last_report(), run.until
     return RunInfo(
         name=run.name,
         path=run.path,

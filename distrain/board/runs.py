@@ -98,7 +98,7 @@ class WatchedRun:
 
     def _add_report(self, record: dict[str, Any]) -> None:
         with suppress(*DAMAGE):
-            if record["attempt"] not in self._reports.attempts:
+            if self._reports.last and self._reports.last["attempt"] != record["attempt"]:
                 self._samples.clear()
             self._reports.add(record)
             done = record["progress"][0] if "progress" in record else record["index"]
@@ -121,7 +121,7 @@ class WatchedRun:
             "name": run.name,
             "state": run.state,
             "began": run.began,
-            "ended": run.until(last or None),
+            "ended": run.until,
             "script": run.script[:_LONGEST],
             "attempts": len(run.attempts_now),
             "hosts": list(run.hosts)[:_MOST_HOSTS],

@@ -25,7 +25,7 @@ def summary(ended: Ended, status: RunStatus) -> str:
 def _details(ended: Ended, status: RunStatus) -> Iterator[str]:
     yield f"started:     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(time.time() - ended.seconds))}"
     if status.restarts:
-        yield f"restarts:    {status.restarts}, which cost {duration(status.lost_s)}"
+        yield f"restarts:    {status.restarts}" + (f", which cost {duration(status.lost_s)}" if status.lost_s else "")
     if reports := status.reports:
         speed = status.rate()
         yield f"reports:     {reports:,} of rank 0" + (f", {rate(speed)} at the end" if speed else "")

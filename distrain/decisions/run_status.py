@@ -5,7 +5,6 @@ Pure: no I/O, no clock. Times are those of ``time.monotonic``.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distrain import wire
-    from distrain.api.observer import BecameSlow, Fact, RankEnd
+    from distrain.api.observer import BecameSlow, Fact
     from distrain.hosts.troubles import Trouble
 
 _RATE_WINDOW_S = 60.0
@@ -68,18 +67,13 @@ class RunStatus:
     checkpoint: str | None = None
     checkpoint_at: float = 0.0
     lost_s: float = 0.0
-    """Time that failures have cost: from the checkpoint before each until the workers were at work again, and what
-    their first report took longer than usual, such as for loading the checkpoint."""
+    """Time that failures have cost: from the checkpoint before each until the next report, but for the time that one
+    report takes usually."""
     _newest: int = -1
     """The index of the checkpoint: an older one may be committed later."""
-    _before: int = 0
-    """The reports of a rank before those of this attempt."""
     _lost_since: float | None = None
-    _usual_s: float = math.inf
-    _resumed_at: float | None = None
-    """When the workers were at work again, until the first report. ``_usual_s``: between reports of rank 0 before."""
-    _begun: int = 0
-    """The number of ranks that have entered train_func."""
+    _usual_s: float = 0.0
+    """Between reports of rank 0 before."""
     _samples: deque[tuple[float, float]] = field(default_factory=deque)
     """Times, and the steps or reports of rank 0 that were done by then."""
     _pace: Pace = field(default_factory=Pace)
@@ -102,16 +96,15 @@ class RunStatus:
         """Note a fact."""
         match fact:
             case Reported():
-                self._before = fact.number - fact.index
-                self.reported(fact.rank, fact.index, fact.metrics, fact.progress, fact.now)
+                self._reported(fact)
             case Printed():
                 self.ranks[fact.rank].seen = fact.now
             case AttemptBegan():
-                self.begin_attempt(fact.hosts, fact.now)
+                self._begin_attempt(fact)
             case RankTrains():
-                self.rank_begins(fact.rank, fact.now)
+                self.ranks[fact.rank].seen = self.ranks[fact.rank].begun = fact.now
             case RankEnded():
-                self.rank_ended(fact.rank, fact.end)
+                self.ranks[fact.rank].end = self.ranks[fact.rank].end or fact.end
             case HangBegan():
                 self.hang = fact
             case HangEnded():
@@ -119,51 +112,36 @@ class RunStatus:
             case Committed() if fact.index > self._newest:
                 self.checkpoint, self.checkpoint_at, self._newest = fact.name, fact.now, fact.index
 
-    def begin_attempt(self, hosts: Sequence[str], now: float) -> None:
-        """Begin an attempt. ``hosts``: the host of each rank."""
+    def _begin_attempt(self, fact: AttemptBegan) -> None:
         if self.ranks:
             self.restarts += 1
-            self._lost_since, self._resumed_at = self._lost_since or self._kept_until(), None
+            self._lost_since = self._lost_since or self._kept_until()
             first = self.ranks[0]
             if first.begun is not None and first.reports:
                 self._usual_s = (first.reported - first.begun) / first.reports
-        self.ranks, self._begun, self.reports = [RankStatus(host, now) for host in hosts], 0, 0
-        self.progress, self._pace, self._slow_places, self._troubles = None, Pace(len(hosts), now), {}, {}
+        self.ranks, self.reports = [RankStatus(host, fact.now) for host in fact.hosts], 0
+        self.progress, self._pace, self._slow_places, self._troubles = None, Pace(len(fact.hosts), fact.now), {}, {}
         self._samples.clear()
-
-    def rank_begins(self, rank: int, now: float) -> None:
-        """Note that a rank has entered train_func."""
-        self._begun += self.ranks[rank].begun is None
-        self.ranks[rank].seen = self.ranks[rank].begun = now
-        if self._lost_since is not None and self._begun == len(self.ranks):
-            self.lost_s += now - self._lost_since
-            self._lost_since, self._resumed_at = None, now
 
     def _kept_until(self) -> float:
         """Return until when the work of the last attempt is in a checkpoint."""
         begun = [rank.begun for rank in self.ranks if rank.begun is not None]
         return max(self.checkpoint_at, min(begun, default=0.0)) or self.started
 
-    def rank_ended(self, rank: int, end: RankEnd) -> None:
-        """Note the end of a rank. Its first end counts: a rank whose work is done may be killed as it exits."""
-        self.ranks[rank].end = self.ranks[rank].end or end
-
-    def reported(
-        self, rank: int, index: int, metrics: Mapping[str, Any], progress: Sequence[float] | None, now: float
-    ) -> None:
+    def _reported(self, fact: Reported) -> None:
         """Note a report. Called for every one, so it has to be cheap."""
-        state = self.ranks[rank]
-        state.seen, state.reported, state.reports = now, now, index
-        if progress is not None:
-            state.step = progress[0]
-        if self._resumed_at is not None:
-            self.lost_s += max(now - self._resumed_at - self._usual_s, 0.0)
-            self._resumed_at = None
-        if rank == 0:
-            self.progress, self.reports = progress or self.progress, self._before + index
+        state, metrics, now = self.ranks[fact.rank], fact.metrics, fact.now
+        state.seen, state.reported, state.reports = now, now, fact.index
+        if fact.progress is not None:
+            state.step = fact.progress[0]
+        if self._lost_since is not None:
+            self.lost_s += max(now - self._lost_since - self._usual_s, 0.0)
+            self._lost_since = None
+        if fact.rank == 0:
+            self.progress, self.reports = fact.progress or self.progress, fact.number
             self.metrics = flatten(metrics) if any(type(value) is dict for value in metrics.values()) else metrics
             if not self._samples or now >= self._samples[-1][0] + _SAMPLE_S:
-                self._take_sample(now, index if progress is None else progress[0])
+                self._take_sample(now, fact.index if fact.progress is None else fact.progress[0])
 
     def heard_vitals(self, vitals: wire.Vitals, now: float) -> list[BecameSlow]:
         """Note how a rank spends its time. Return the ranks that become slow by that: none while ranks stand still."""

@@ -6,9 +6,9 @@ Tables are ``{"head": ..., "rows": ..., "numbers": the columns of numbers, "more
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
-from collections import defaultdict
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
 from distrain.page.facts import Facts
+from distrain.page.reports import AttemptReports
 from distrain.page.time_use import PARTS, AttemptTimes, where_time_went
 from distrain.storage import names
-from distrain.storage.lines import is_number
-from distrain.storage.runs.details import command_of, failed_at, failures_in, hangs_in
-from distrain.storage.runs.listing import DAMAGED, KILLED, RUNNING, Run, number_in, run_at
+from distrain.storage.runs.details import command_of, failures_in, hangs_in
+from distrain.storage.runs.listing import DAMAGED, RUNNING, Run, number_in, run_at
 from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
 from distrain.system import __version__
+from distrain.system.stacks import raised_at
 from distrain.system.text import amount, duration, flatten, number, rank_list, size, without_controls
 
 if TYPE_CHECKING:
@@ -94,10 +95,6 @@ def _plain(value: Any) -> Any:
     return _COLOURS.sub("", without_controls(value[-_LONGEST_TEXT:]))
 
 
-def _number(value: object) -> float | None:
-    return number_in(value) if is_number(value) else None
-
-
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], numbers: Iterable[int] = ()) -> Table | None:
     if not rows:
         return None
@@ -110,11 +107,12 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]], numbers: Itera
 
 def _failure(one: Mapping[str, Any]) -> dict[str, Any]:
     role = {"culprit": "failed first", "victim": "because of another rank"}.get(str(one.get("role")), "")
+    traceback = str(one.get("traceback") or "")
     return {
         "rank": f"rank {one.get('rank')}" + (f" on {one['host']}" if one.get("host") else ""),
         "role": role,
-        "why": f"{one.get('summary') or 'no reason is known'}" + (f" ({at})" if (at := failed_at(one)) else ""),
-        "traceback": str(one.get("traceback") or ""),
+        "why": f"{one.get('summary') or 'no reason is known'}" + (f" ({at})" if (at := raised_at(traceback)) else ""),
+        "traceback": traceback,
         "lines": _lines(one.get("last_lines")),
     }
 
@@ -152,7 +150,8 @@ def _ranks(run: Run, reports: Reports) -> Table | None:
     latest = max((one.last for one in reports.ranks.values()), default=0)
     rows = []
     for rank, one in ordered:
-        spent = [duration(total) if total else "-" for total in reports.waits.get(rank, (0.0, 0.0))]
+        waits = zip(*(there.waits[rank] for there in reports.attempts.values() if rank in there.waits), strict=True)
+        spent = [duration(total) if total else "-" for total in map(sum, waits)] or ["-", "-"]
         times = duration(latest - one.last), duration(one.interval)
         rows.append((rank, hosts.get(rank, ""), f"{one.step:,}", *times, *spent))
     return _table(_RANKS, rows, (2, 3, 4, 5, 6))
@@ -163,51 +162,38 @@ def _ranks(run: Run, reports: Reports) -> Table | None:
 
 def _times(facts: Facts) -> list[AttemptTimes]:
     """Return the times of the attempts. An end that nobody has recorded is the last report before it, or the start."""
-    run, hangs = facts.run, _hangs(facts)
-    found: list[AttemptTimes] = []
-    has_trained_later = False
-    for attempt in run.attempts[::-1]:
-        there = facts.reports.attempts.get(attempt["attempt"])
+    run, found = facts.run, []
+    for attempt in run.attempts:
+        there = facts.reports.attempts.get(attempt["attempt"], AttemptReports())
         training, ended = attempt.get("training"), attempt.get("ended")
         if ended is None:
-            known = run.until(None) if not found and run.state != KILLED else 0.0
-            ended = max(attempt["started"], training or 0.0, there.last_time if there else 0.0, known)
-        kept_until = (there and there.kept_until) or training if has_trained_later else None
-        has_trained_later = has_trained_later or training is not None
-        data, checkpoint = max(there.waits.values() if there else (), key=sum, default=[0.0, 0.0])
+            ended = max(training or 0.0, there.last_time, run.until if attempt is run.attempts[-1] else 0.0)
         found.append(
             AttemptTimes(
                 started=attempt["started"],
                 training=training,
                 ended=max(ended, attempt["started"]),
-                kept_until=kept_until,
-                data=data,
-                checkpoint=checkpoint,
-                hangs=hangs.get(str(attempt["attempt"]), ()),
+                kept_until=None if there.lost_after == math.inf else there.kept_until or training,
+                waits=max(there.waits.values(), key=sum, default=(0.0, 0.0)),
             )
         )
-    return found[::-1]
-
-
-def _hangs(facts: Facts) -> dict[str, list[tuple[float, float]]]:
-    """Return the times of the hangs of each attempt. One that has no end lasts until the end of the run."""
-    seen, found = hangs_in(facts.events), defaultdict(list)
-    for event in seen:
-        if event["event"] == "hang" or event is seen[-1]:
-            until = event["time"] if event["event"] == "hang" else facts.run.until(None)
-            found[str(event["attempt"])].append((event["since"], until))
     return found
+
+
+def _hangs(facts: Facts) -> list[tuple[float, float]]:
+    """Return the times of the hangs. One that has no end lasts until the end of the run."""
+    seen, now = hangs_in(facts.events), facts.run.until
+    ends = [(event, event["time"] if event["event"] == "hang" else now) for event in seen]
+    return [(event["since"], end) for event, end in ends if event["event"] == "hang" or event is seen[-1]]
 
 
 def _time_use(facts: Facts) -> dict[str, Any] | None:
     run, times = facts.run, _times(facts)
     if not times:
         return None
-    started = min(_number(run.manifest.get("started")) or times[0].started, times[0].started)
-    ended = max(one.ended for one in times)
-    if run.state not in (RUNNING, KILLED):
-        ended = max(ended, run.ended)
-    parts = where_time_went(times, started=started, ended=ended)
+    started = min(number_in(run.manifest.get("started")) or times[0].started, times[0].started)
+    ended = max(run.until, *(one.ended for one in times))
+    parts = where_time_went(times, _hangs(facts), started=started, ended=ended)
     total = sum(parts.values()) or 1.0
     shown = {kind: seconds for kind, seconds in parts.items() if seconds >= 0.0005 * total or kind == "training"}
     rows = [
@@ -250,7 +236,7 @@ def _events(facts: Facts) -> Table | None:
             _after(run, event["time"]),
             event["event"],
             ", ".join(
-                f"{name}: {_after(run, value) if name == 'since' and _number(value) else value}"
+                f"{name}: {_after(run, value) if name == 'since' and number_in(value) else value}"
                 for name, value in event.items()
                 if name not in ("time", "event") and value != ""
             ),
@@ -262,7 +248,7 @@ def _events(facts: Facts) -> Table | None:
 
 
 def _after(run: Run, moment: object) -> str:
-    started, at = _number(run.manifest.get("started")), _number(moment)
+    started, at = number_in(run.manifest.get("started")), number_in(moment)
     return "?" if started is None or at is None else f"+{duration(at - started)}"
 
 
@@ -271,24 +257,18 @@ def _after(run: Run, moment: object) -> str:
 
 def checkpoints_table(facts: Facts) -> Table | None:
     """Return the table of the checkpoints in the directory, and of those in events.jsonl that were deleted since."""
-    run, events, newest = facts.run, facts.events, facts.in_memory
+    run, newest = facts.run, facts.in_memory
     there = {saved.path.name: saved for saved in facts.checkpoints}
-    stored = {event.get("name") for event in events if event["event"] == "stored"}
-    made = {
-        str(event.get("name")): event
-        for event in events
-        if event["event"] == "checkpoint"
-        and (event.get("tier") != "memory" or event.get("name") in stored or event is newest)
-    }
+    made = facts.made if newest is None else {**facts.made, str(newest.get("name")): newest}
     used: dict[str, list[int]] = {}
     for attempt in run.attempts:
         used.setdefault(str(attempt.get("checkpoint")), []).append(attempt["attempt"])
     rows = []
     for name in [*made, *(name for name in there if name not in made)]:
         event, saved = made.get(name, {}), there.get(name)
-        step = _number(event.get("step", saved and saved.step))
-        held = _number(event.get("bytes", saved and saved.bytes))
-        seconds = _number(event.get("seconds"))
+        step = number_in(event.get("step", saved and saved.step))
+        held = number_in(event.get("bytes", saved and saved.bytes))
+        seconds = number_in(event.get("seconds"))
         flat = flatten(saved.metrics) if saved else {}
         metrics = [f"{k}={amount(v) if isinstance(v, (int, float)) else number(v)}" for k, v in flat.items()]
         rows.append(
@@ -298,7 +278,7 @@ def checkpoints_table(facts: Facts) -> Table | None:
                 _after(run, saved.time if saved and saved.time else event.get("time")),
                 size(int(held or 0)),
                 "?" if seconds is None else duration(seconds),
-                ("kept" if saved else "in memory" if newest and name == newest.get("name") else "deleted")
+                ("kept" if saved else "in memory" if made.get(name) is newest else "deleted")
                 + (f"; attempts from it: {rank_list(used[name])}" if name in used else ""),
                 " ".join(metrics[:6]),
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.page.reports import DAMAGE, Reports
 from distrain.storage import names
 from distrain.storage.lines import MOST_OF_LINES, read_events, read_metrics
-from distrain.storage.runs.details import checkpoints_of, error_of, evidence_of, newest_in_memory, verdict
+from distrain.storage.runs.details import checkpoints_made, checkpoints_of, error_of, evidence_of, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,9 +23,9 @@ class Facts:
 
     folder: where the files are. rank: whose reports are read; None: those of all.
 
-    Attributes: ``error``: the contents of error.json, ``events``, ``checkpoints``: those that are kept, ``in_memory``:
-    the event of the newest one if only hosts have it, ``evidence``: names of files, ``reports``, ``verdict``: a
-    sentence, ``notes``: what is damaged or left out.
+    Attributes: ``error``: the contents of error.json, ``events``, ``checkpoints``: those that are kept, ``made``: the
+    events of all that were on storage, by name, ``in_memory``: that of the newest one if only hosts have it,
+    ``evidence``: names of files, ``reports``, ``verdict``: a sentence, ``notes``: what is damaged or left out.
     """
 
     def __init__(self, run: Run, folder: Path | RemotePath, rank: int | None = 0) -> None:
@@ -39,7 +39,7 @@ class Facts:
             self.checkpoints = self._all_of(lambda: checkpoints_of(folder))
             self.evidence = self._all_of(lambda: evidence_of(folder))
             self._all_of(lambda: self._add_reports(folder / names.METRICS, rank))
-        self.in_memory = newest_in_memory(run, self.events)
+        self.made, self.in_memory = checkpoints_made(run, self.events)
         self.verdict = verdict(run, self.reports.last, self.events, self.error)
         texts = [str(warning.message) for warning in warned]
         self.notes += [text for text in texts if not text.startswith("skipped line")]

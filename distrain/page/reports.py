@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 MOST_METRICS = 100
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
-MOST_ATTEMPTS = MOST_RANKS = 100_000
-"""Lines of other ranks and attempts count as damaged."""
+_MOST = 100_000
+"""Attempts, and ranks. With more of them, further lines count as damaged."""
 
 
 @dataclass(slots=True)
@@ -28,11 +28,11 @@ class AttemptReports:
     each rank, the seconds that its reports which were not repeated have waited, for data and for checkpoints.
     """
 
-    first_step: int
+    first_step: int = 0
     lost_after: float = math.inf
     kept_until: float | None = None
     last_time: float = 0.0
-    waits: dict[int, list[float]] = field(default_factory=dict)
+    waits: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def keeps(self, step: int) -> bool:
         """Return whether no later attempt has repeated a step."""
@@ -60,23 +60,19 @@ class Reports:
 
     attempts: as in run.json, those that repeated a report included. most_points: of each curve.
 
-    Attributes: ``attempts`` and ``ranks`` by number, ``waits`` of each rank over all attempts, ``curves`` of rank 0's
-    metrics, ``times``: that of its reports in seconds since 1970, ``more_metrics``: the names of metrics beyond
-    :data:`MOST_METRICS`, ``last``: rank 0's last report, with its step.
+    Attributes: ``attempts`` and ``ranks`` by number, ``curves`` of rank 0's metrics, ``times``: that of its reports in
+    seconds since 1970, ``more_metrics``: the names of metrics beyond :data:`MOST_METRICS`, ``last``: rank 0's last
+    report, with its step.
     """
 
     def __init__(self, attempts: Sequence[Mapping[str, Any]], most_points: int = MOST_POINTS) -> None:
-        self._known: dict[int, tuple[int | None, float]] = {}
-        """By attempt, its first step, and the lowest one to which a later attempt has gone back."""
+        self.attempts: dict[int, AttemptReports] = {}
         lowest = math.inf
         for one in sorted(attempts, key=lambda one: -int(one["attempt"])):
-            first = one.get("first_step")
-            self._known.setdefault(one["attempt"], (first, lowest))
-            if first is not None and one.get("training"):
-                lowest = min(lowest, first)
-        self.attempts: dict[int, AttemptReports] = {}
+            if (first := one.get("first_step")) is not None:
+                self.attempts.setdefault(one["attempt"], AttemptReports(first, lowest))
+                lowest = min(lowest, first) if one.get("training") else lowest
         self.ranks: dict[int, RankReports] = {}
-        self.waits: dict[int, list[float]] = {}
         self.curves: dict[str, Envelope] = {}
         self.times = Envelope(most_points)
         self.more_metrics: set[str] = set()
@@ -89,19 +85,19 @@ class Reports:
         metrics = flatten(record["metrics"]) if rank == 0 else {}
         waits = record.get("waits") or {}
         waited = [min(float(waits.get(kind, 0.0)), 1e15) for kind in ("data", "checkpoint")]
-        there = self.attempts.get(attempt) or self._begin(attempt)
+        if max(len(self.attempts), len(self.ranks)) > _MOST:
+            raise ValueError("too many attempts or ranks")
+        follows = self.last["step"] if self.last else 0  # in an attempt whose first step is not known
+        there = self.attempts.setdefault(attempt, AttemptReports(follows))
         there.last_time = max(there.last_time, moment)
         step = there.first_step + index
         seen = self.ranks.get(rank)
-        if seen is None and len(self.ranks) >= MOST_RANKS:
-            raise ValueError("too many ranks")
         if seen is None or seen.attempt != attempt:
             seen = self.ranks[rank] = RankReports(attempt, moment)
         seen.last, seen.count, seen.step = moment, seen.count + 1, step
         if there.keeps(step) and waits:
-            for waits_of in (there.waits.setdefault(rank, [0.0, 0.0]), self.waits.setdefault(rank, [0.0, 0.0])):
-                waits_of[0] += waited[0]
-                waits_of[1] += waited[1]
+            before = there.waits.get(rank, (0.0, 0.0))
+            there.waits[rank] = before[0] + waited[0], before[1] + waited[1]
         if rank == 0:
             self.last = {**record, "step": step}
             if there.keeps(step):
@@ -120,14 +116,6 @@ class Reports:
         curve = self.curves.get(metric)
         point = curve and (curve.lowest if LOWEST_IS_BEST.search(metric.lower()) else curve.highest)
         return point[1] if point else None
-
-    def _begin(self, attempt: int) -> AttemptReports:
-        """Begin an attempt. Without a known first step, its steps follow those of the attempts before."""
-        if len(self.attempts) >= MOST_ATTEMPTS:
-            raise ValueError("too many attempts")
-        first, lost_after = self._known.get(attempt, (None, math.inf))
-        first_step = (self.last or {}).get("step", 0) if first is None else first
-        return self.attempts.setdefault(attempt, AttemptReports(first_step, lost_after))
 
     def _add_to_curves(self, step: int, metrics: Mapping[str, Any]) -> None:
         for name, value in metrics.items():

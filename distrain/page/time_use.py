@@ -14,17 +14,15 @@ class AttemptTimes:
     """The times of one attempt, in seconds since 1970.
 
     training: when every rank had begun train_func, None if that did not happen or is not known. kept_until: the end of
-    the work that no later attempt repeated; None if none was repeated. data, checkpoint: seconds within that work for
-    which the rank that waited most has waited. hangs: times in which no rank made progress, ``(from, until)``.
+    the work that no later attempt repeated; None if none was repeated. waits: seconds within that work for which the
+    rank that waited most has waited, for data and for checkpoints.
     """
 
     started: float
     training: float | None
     ended: float
     kept_until: float | None = None
-    data: float = 0.0
-    checkpoint: float = 0.0
-    hangs: Sequence[tuple[float, float]] = ()
+    waits: tuple[float, float] = (0.0, 0.0)
 
 
 PARTS = {
@@ -48,10 +46,12 @@ PARTS = {
 """By a word for style sheets, what the part is called, and how it was measured."""
 
 
-def where_time_went(attempts: Sequence[AttemptTimes], *, started: float, ended: float) -> dict[str, float]:
+def where_time_went(
+    attempts: Sequence[AttemptTimes], hangs: Sequence[tuple[float, float]], *, started: float, ended: float
+) -> dict[str, float]:
     """Return the seconds of all :data:`PARTS` of the time from ``started`` to ``ended``. They add up to it.
 
-    A hang counts as such even if its work was repeated.
+    hangs: times in which no rank made progress, ``(from, until)``. They count as such even if the work was repeated.
     """
     seconds = dict.fromkeys(PARTS, 0.0)
     now = started
@@ -59,27 +59,29 @@ def where_time_went(attempts: Sequence[AttemptTimes], *, started: float, ended: 
         begin = min(max(now, attempt.started), ended)
         end = min(max(begin, attempt.ended), ended)
         seconds["between" if number else "starting"] += begin - now
-        _add_attempt(seconds, attempt, begin, end)
+        _add_attempt(seconds, attempt, hangs, begin, end)
         now = end
     seconds["starting"] += max(0.0, ended - now)
     return seconds
 
 
-def _add_attempt(seconds: dict[str, float], attempt: AttemptTimes, begin: float, end: float) -> None:
+def _add_attempt(
+    seconds: dict[str, float], attempt: AttemptTimes, hangs: Sequence[tuple[float, float]], begin: float, end: float
+) -> None:
     training = end if attempt.training is None else min(max(begin, attempt.training), end)
     kept_until = end if attempt.kept_until is None else min(max(training, attempt.kept_until), end)
-    hung_kept, hung_lost = _hung(attempt, training, kept_until), _hung(attempt, kept_until, end)
+    hung_kept, hung_lost = _hung(hangs, training, kept_until), _hung(hangs, kept_until, end)
     kept = max(0.0, kept_until - training - hung_kept)
-    waits = attempt.data + attempt.checkpoint
-    share = min(1.0, kept / waits) if waits > 0 else 0.0
+    waited = sum(attempt.waits)
+    share = min(1.0, kept / waited) if waited > 0 else 0.0
     seconds["starting"] += training - begin
     seconds["hung"] += hung_kept + hung_lost
     seconds["repeated"] += end - kept_until - hung_lost
-    seconds["data"] += attempt.data * share
-    seconds["checkpoint"] += attempt.checkpoint * share
-    seconds["training"] += max(0.0, kept - waits * share)
+    seconds["data"] += attempt.waits[0] * share
+    seconds["checkpoint"] += attempt.waits[1] * share
+    seconds["training"] += max(0.0, kept - waited * share)
 
 
-def _hung(attempt: AttemptTimes, begin: float, end: float) -> float:
-    parts = (min(end, until) - max(begin, since) for since, until in attempt.hangs)
+def _hung(hangs: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+    parts = (min(end, until) - max(begin, since) for since, until in hangs)
     return min(end - begin, sum(part for part in parts if part > 0))

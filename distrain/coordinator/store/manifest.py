@@ -9,6 +9,7 @@ from distrain.decisions.blame import culprit_first
 from distrain.decisions.events import AllTrain, AttemptEnded, AttemptStarts, WorkersStart
 from distrain.decisions.hearing import hears
 from distrain.storage.paths import read_manifest
+from distrain.system.stacks import raised_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -102,4 +103,5 @@ class RunManifest:
             self._attempts[-1]["failure"] = ended.why
         elif ended.failures:
             culprit = culprit_first(ended.failures)[0]
-            self._attempts[-1]["failure"] = f"rank {culprit.rank} on {culprit.host}: {culprit.summary}"
+            place = f" ({at})" if (at := raised_at(culprit.traceback)) else ""
+            self._attempts[-1]["failure"] = f"rank {culprit.rank} on {culprit.host}: {culprit.summary}{place}"

@@ -17,9 +17,8 @@ from distrain.storage.commit import CommittedCheckpoint, committed
 from distrain.storage.lines import parse_json, read_file, read_metrics
 from distrain.storage.ownership import MOST_NAMES, list_names
 from distrain.storage.paths import DAMAGED, is_copy, number_of
-from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run
+from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run, number_in
 from distrain.system.remote_path import RemotePath
-from distrain.system.stacks import raised_at
 from distrain.system.text import broken, count, duration, printable
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 _Event = dict[str, Any]
 _MOST_READS = 10
 """How often to list the checkpoints of a run that deletes some meanwhile."""
-_LONGEST_REASON, _LONGEST_HANG = 240, 2000
+_LONGEST_REASON, _LONGEST_HANG = 500, 2000
 _PROGRAMS = {
     "/distrain/launch.py": ("python", "-m", "distrain.launch"),
     "/distrain/__main__.py": ("distrain",),
@@ -50,13 +49,17 @@ def checkpoints_of(run: Path | RemotePath) -> list[CommittedCheckpoint]:
     return sorted(found, key=lambda saved: saved.index if saved.index >= 0 else number_of(saved.path.name))
 
 
-def newest_in_memory(run: Run, events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the event of the newest checkpoint of a running run if its files are in the memory of the hosts only."""
-    found = [event for event in events if event["event"] == "checkpoint" and isinstance(event.get("index"), int)]
-    made = sorted(found, key=lambda event: int(event["index"]))
+def checkpoints_made(run: Run, events: Sequence[_Event]) -> tuple[dict[str, _Event], _Event | None]:
+    """Return the events of checkpoints on storage by name, also of those deleted since, and of one in memory or None.
+
+    That is the newest one of a running run, if its files are in the memory of the hosts only.
+    """
+    made = {str(event.get("name")): event for event in events if event["event"] == "checkpoint"}
     stored = {event.get("name") for event in events if event["event"] == "stored"}
-    is_lost = run.state != RUNNING or not made or made[-1].get("tier") != "memory" or made[-1].get("name") in stored
-    return None if is_lost else made[-1]
+    on_storage = {name: event for name, event in made.items() if event.get("tier") != "memory" or name in stored}
+    newest = max(made, key=lambda name: number_in(made[name].get("index")) or 0.0, default=None)
+    is_lost = run.state != RUNNING or newest is None or newest in on_storage
+    return on_storage, None if is_lost else made[str(newest)]
 
 
 def _checkpoints_now(run: Path | RemotePath) -> tuple[list[CommittedCheckpoint], bool]:
@@ -143,11 +146,6 @@ def failures_in(error: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [failure for failure in found if isinstance(failure, dict)] if isinstance(found, list) else []
 
 
-def failed_at(failure: Mapping[str, Any]) -> str:
-    """Return the innermost line of the user's code in the traceback of a failure, such as ``train.py:88``, or ""."""
-    return raised_at(str(failure.get("traceback") or ""))
-
-
 def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[_Event], error: Mapping[str, Any]) -> str:
     """Return one sentence about the state of a run: how far it is or has come, and which rank failed, where and why.
 
@@ -155,7 +153,7 @@ def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[_Event], 
     """
     if run.state not in (RUNNING, *ENDED):
         return printable(f"{run.state}: {run.problem}" if run.problem else run.state)
-    lasted = duration(run.until(last) - run.began)
+    lasted = duration(run.until - run.began)
     text = f"{run.state} {'for' if run.state == RUNNING else 'after'} {lasted}{_where(last)}"
     if run.state == KILLED:
         text += ": the process that called fit() was killed, or its machine crashed"
@@ -163,7 +161,7 @@ def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[_Event], 
         text += f": {why}"
     if (hang := hang_of(run, last, events)) is not None:
         how = "it has hung" if run.state == RUNNING else "it hung"
-        text += f"; {how} for {duration(run.until(last) - hang['since'])}: {str(hang['text'])[:_LONGEST_HANG]}"
+        text += f"; {how} for {duration(run.until - hang['since'])}: {str(hang['text'])[:_LONGEST_HANG]}"
     text += broken(last["metrics"]) if last else ""
     if (restarts := len(run.attempts_now) - 1) > 0:
         text += f", after {count(restarts, 'restart')}"
@@ -194,10 +192,6 @@ def _where(last: Mapping[str, Any] | None) -> str:
 
 
 def _reason(run: Run, error: Mapping[str, Any]) -> str:
-    """Return which rank failed, where and why; else why the last attempt has ended."""
-    for failure in [one for one in failures_in(error)[:1] if one.get("role") != "victim"]:
-        host = f" on {failure['host']}" if failure.get("host") else ""
-        where = f" ({place})" if (place := failed_at(failure)) else ""
-        return f"rank {failure.get('rank')}{host}: {str(failure.get('summary'))[:_LONGEST_REASON]}{where}"
+    """Return why the last attempt has ended, such as which rank failed, where and why; else why fit() has."""
     ends = [str(attempt["failure"]) for attempt in run.attempts if attempt.get("failure")]
     return (ends[-1] if ends else str(error.get("message") or "").partition("\n")[0])[:_LONGEST_REASON].rstrip(".")

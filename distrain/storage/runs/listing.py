@@ -67,7 +67,14 @@ class Run(NamedTuple):
     @property
     def ended(self) -> float:
         """The time at which the run has ended, or of the last sign of life."""
-        return number_in(self.manifest.get("updated")) or self.changed
+        updated = number_in(self.manifest.get("updated")) or self.changed
+        last = self.last_report() if self.state == KILLED else None  # run.json was written when the attempt began
+        return max(updated, float(last["time"])) if last else updated
+
+    @property
+    def until(self) -> float:
+        """The time at which the run has ended; now, if it has not."""
+        return time.time() if self.is_active else self.ended
 
     @property
     def is_active(self) -> bool:
@@ -92,7 +99,7 @@ class Run(NamedTuple):
     @property
     def attempts_now(self) -> list[dict[str, Any]]:
         """The attempts of the last ``fit()``, the oldest first."""
-        return [attempt for attempt in self.attempts if number_in(attempt.get("started")) >= self.began]
+        return [attempt for attempt in self.attempts if attempt["started"] >= self.began]
 
     @property
     def hosts(self) -> dict[str, list[int]]:
@@ -134,14 +141,6 @@ class Run(NamedTuple):
         firsts = {attempt["attempt"]: attempt.get("first_step", 0) for attempt in self.attempts}
         for record in records:
             yield {**record, "step": firsts.get(record["attempt"], 0) + int(record["index"])}
-
-    def until(self, last: Mapping[str, Any] | None) -> float:
-        """Return when the run has ended; now, if it has not. ``last``: rank 0's last report."""
-        if self.is_active:
-            return time.time()
-        if self.state == KILLED and last is not None:  # run.json was last written when the attempt began
-            return max(self.ended, float(last["time"]))
-        return self.ended
 
     def bytes(self) -> int:
         """Return the size of all files of the run on disk, in bytes. It looks at each of them."""
@@ -197,9 +196,9 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and abs(value) < 1e15
 
 
-def number_in(value: object) -> float:
-    """Return a number of a file of a run as one to compute with; 0 for anything else."""
-    return float(value) if is_number(value) else 0.0  # type: ignore[arg-type]
+def number_in(value: object) -> float | None:
+    """Return a number of a file of a run as one to compute with; None for anything else."""
+    return float(value) if is_number(value) else None  # type: ignore[arg-type]
 
 
 _CHECKS: dict[str, Callable[[object], object]] = {"training": number_in, "ended": number_in, "first_step": _is_whole}

@@ -62,7 +62,7 @@ def run(tmp_path: Path) -> Run:
 @pytest.fixture
 def restarted(run: Run) -> Run:
     """A run of two attempts and 4 ranks: 10 of 30 steps were repeated, rank 3 failed at last."""
-    why = "rank 3 on beta: RuntimeError: CUDA out of memory"
+    why = "rank 3 on beta: RuntimeError: CUDA out of memory (train.py:88)"
     second = {"started": 50.0, "training": 55.0, "ended": 100.0, "checkpoint": "checkpoint_000000", "first_step": 20}
     first = {"started": 2.0, "training": 10.0, "ended": 45.0, "failure": why}
     run.manifest(first, {**second, "failure": why}, status="failed", argv=["train.py", "--lr", "0.1"])

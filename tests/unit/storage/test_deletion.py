@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -60,6 +61,13 @@ ALL = {"finished", "failed", "stopped", "killed", "young", "damaged", "photos"}
 def test_what_was_asked_for_is_deleted_and_nothing_else(storage: Path, options: list[str], deleted: set[str]) -> None:
     assert clean(str(storage), *options, "--yes") == 0
     assert left(storage) == ALL - deleted
+
+
+def test_a_killed_run_has_ended_with_its_last_report(storage: Path) -> None:
+    line = {"time": time.time(), "attempt": 0, "rank": 0, "index": 1, "metrics": {}}
+    (storage / "killed" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert clean(str(storage), "--killed", "--older-than", "12h", "--yes") == 0
+    assert left(storage) == ALL
 
 
 def test_nothing_is_deleted_without_a_yes_and_a_choice(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
