@@ -251,8 +251,8 @@ class Engine:
     def happened(self, host: str, event: events.Event | wire.Message) -> None:
         """Tell the machine, and do what it decides. ``host``: the one that a message is from."""
         self.do(self.machine.handle(event, time.monotonic(), host))
-        self.status.phase, self.status.is_stopping = self.machine.state.value, self.machine.was_asked_to_stop
-        self.status.saves_on_stop = self.machine.saves_on_stop
+        self.status.phase, self.status.is_stopping = self.machine.state.value, self.machine.stopping.was_asked
+        self.status.saves_on_stop = self.machine.stopping.lets_save
 
     def _machine_deadline(self) -> float | None:
         return None if self.is_over else self.machine.deadline()
@@ -349,7 +349,7 @@ class Engine:
             self.host_files.end_attempt()
 
     def _announce_end(self, _: str, ended: events.AttemptEnded) -> None:
-        failures = culprit_first(ended.failures) if ended.failures and self.machine.stop_reason is None else []
+        failures = culprit_first(ended.failures) if ended.failures and self.machine.stopping.reason is None else []
         own = dict(self.ranks.errors)
         self.announce(
             AttemptEnded(

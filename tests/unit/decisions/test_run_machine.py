@@ -31,13 +31,11 @@ from distrain.decisions.events import (
 from distrain.decisions.run.host_pool import HOST_ANSWER_TIMEOUT_S
 from distrain.decisions.run.machine import (
     EXIT_TIMEOUT_S,
-    LEASE_MARGIN_S,
     LOST_HOST_GRACE_S,
-    STOP_TIMEOUT_S,
-    TERM_GRACE_S,
     RunStateMachine,
 )
 from distrain.decisions.run.saving import CHECKPOINT_GRACE_S
+from distrain.decisions.run.stopping import LEASE_MARGIN_S, STOP_TIMEOUT_S, TERM_GRACE_S
 from distrain.decisions.states import RunState
 from distrain.errors import InvalidTransition
 from distrain.hosts.host import HostSettings
