@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from distrain.coordinator.ranks.port import Ranks
     from distrain.coordinator.store.manifest import RunManifest
     from distrain.coordinator.store.run_store import RunStore
-    from distrain.decisions.blame import RunSummary
     from distrain.decisions.events import RunRequest
     from distrain.decisions.host_checks import Finding
     from distrain.decisions.run_status import RunStatus
@@ -176,11 +175,6 @@ class Engine:
         self.parts.add(self.reports)
         self.parts.add_handlers({events.AttemptEnded: self._announce_end})
         self.parts.add_handlers(dict.fromkeys({*MESSAGES, events.HangDetected}, self.happened))
-
-    @property
-    def end(self) -> RunSummary:
-        """The state of the run, and how it ended if it has."""
-        return self.machine.summary(self.ranks.errors)
 
     # -- what is heard --------------------------------------------------------------------------------------------
 

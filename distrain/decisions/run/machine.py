@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distrain import wire
-from distrain.decisions.blame import RunSummary, culprit_first, finished_early
+from distrain.decisions.blame import culprit_first, finished_early
 from distrain.decisions.events import (
     Action,
     AllTrain,
@@ -85,7 +85,9 @@ class RunStateMachine:
         self.problem: str | None = None
         """Why the run cannot continue, if no rank is to blame."""
         self.resources_missing = False
+        """The hosts do not have what the scaling config asks for."""
         self.storage_failed = False
+        """The run directory cannot be written."""
         self.plan: WorldPlan | None = None
         """The plan of the latest attempt."""
         self._story = Story()
@@ -112,27 +114,15 @@ class RunStateMachine:
 
     # -- the state of the run -------------------------------------------------------------------------------------
 
-    def summary(self, errors: Mapping[int, BaseException] | None = None) -> RunSummary:
-        """Return the summary of the run. ``errors``: exceptions by rank, if they were raised in this process."""
-        return RunSummary(
-            state=self.state,
-            attempt=self.attempt,
-            value=self._ranks.outcomes[0].body if self.is_done else None,
-            failures=self.failures,
-            errors=errors or {},
-            stopped_ranks=self.stopped_ranks,
-            stop_reason=self.stopping.reason,
-            grace_is_over=self.stopping.grace_is_over,
-            problem=self.problem,
-            hung=self.hung,
-            no_retry=self.retries.refusal,
-            hosts=[rank.host for rank in self.plan.ranks] if self.plan else (),
-            finished=sorted(self._ranks.outcomes),
-            storage_failed=self.storage_failed,
-            resources_missing=self.resources_missing,
-            entered=self.retries.ever_entered,
-            earlier_attempts=list(self.earlier_attempts),
-        )
+    @property
+    def value(self) -> bytes | None:
+        """Rank 0's pickled return value, if every rank has finished its work."""
+        return self._ranks.outcomes[0].body if self.is_done else None
+
+    @property
+    def finished(self) -> list[int]:
+        """The ranks of the latest attempt that have finished their work."""
+        return sorted(self._ranks.outcomes)
 
     @property
     def failures(self) -> list[RankFailure]:

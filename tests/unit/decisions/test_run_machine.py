@@ -317,7 +317,7 @@ def test_ranks_that_end_well_after_the_signal_leave_the_run_unfinished() -> None
         play.exits(rank)
     play.gone()
     assert (play.state, play.machine.failures) == (RunState.STOPPED, [])
-    assert play.machine.summary().finished == []
+    assert play.machine.finished == []
 
 
 def test_the_end_of_a_rank_that_was_told_to_end_is_no_failure() -> None:
