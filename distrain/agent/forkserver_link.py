@@ -44,7 +44,7 @@ class ForkServerLink:
     @property
     def pid(self) -> int | None:
         """Pid of the process; None if there is none."""
-        return self._process and self._process.pid
+        return None if self._process is None else self._process.pid
 
     def start(self, prepared: wire.Prepare, threads: int) -> None:
         """Start a forkserver in place of the former one, which has no workers. Raises OSError.

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.api.observer import AttemptBegan, AttemptEnded, Committed, HangBegan, HangEnded, RankEnded, ReportsJoined
+from distrain.api.observer import AttemptBegan, AttemptEnded, Committed, HangBegan, HangEnded, RankEnded
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.coordinator.checkpoint_desk import CheckpointDesk
 from distrain.coordinator.debuggers import Debuggers
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from distrain.decisions.events import RunRequest
     from distrain.decisions.host_checks import Finding
     from distrain.decisions.run_status import RunStatus
-    from distrain.hosts.world import WorldPlan
 
 
 def _ignore(folder: str, failed: str | None) -> None:
@@ -107,7 +106,7 @@ class Engine:
             self.checkpoint_config,
             store.location,
             store.is_remote,
-            find_plan=self._plan,
+            find_plan=lambda: self.machine.plan,
             checkpoint=request.checkpoint,
             racks={host: settings.rack for host, settings in request.hosts.items()},
             validates=request.validator is not None,
@@ -117,7 +116,7 @@ class Engine:
             token=secrets.token_hex(32),
             lacks_storage=self.host_files.lacks_storage,
             is_training=self._is_training,
-            is_idle=self._storage_is_idle,
+            is_idle=lambda: store.is_idle,
         )
         self.checkpoints = Checkpoints(store.ledger, site)
         self.desk = CheckpointDesk(self.checkpoints, self.clock, self.flush, self.parts.tell)
@@ -128,24 +127,15 @@ class Engine:
             tell=self.announce,
             send=self.send_to_rank,
             pass_on=self.desk.handle,
-            joins_reports=self.observers.hears(ReportsJoined),
             clock=self.clock,
         )
         self.validations = Validations(self.loop, request, store, self.parts.tell)
         self.outputs = RankLogs(store.paths.log, self.files, self.announce, keeps=request.keeps_logs)
-        self.launch_checks = LaunchChecks(
-            self.loop,
-            request,
-            self.files,
-            send=self.ranks.send,
-            report=self._report,
-            imports=self.host_files.imports,
-        )
+        self.launch_checks = LaunchChecks(request, self.host_files, self._report)
         self.evidence = Evidence(store)
         self.hangs = Hangs(
             request.failure_config,
             hosts=self._hosts_in_training,
-            at_work=self.status.at_work,
             since_1970=_since_1970,
             folder=self.evidence.folder,
         )
@@ -388,12 +378,6 @@ class Engine:
 
     def _hosts_in_training(self) -> list[str]:
         return self.machine.living_hosts if self._is_training() else []
-
-    def _plan(self) -> WorldPlan | None:
-        return self.machine.plan
-
-    def _storage_is_idle(self) -> bool:
-        return self.store.is_idle
 
     @does(wire.Ask)
     def send_to_rank(self, message: wire.ToWorker) -> None:

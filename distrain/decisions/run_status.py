@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distrain import wire
-    from distrain.api.observer import BecameSlow, Fact, RankEnd
+    from distrain.api.observer import BecameSlow, Fact
     from distrain.hosts.troubles import Trouble
 
 _RATE_WINDOW_S = 60.0
@@ -72,8 +72,6 @@ class RunStatus:
     their first report took longer than usual, such as for loading the checkpoint."""
     _newest: int = -1
     """The index of the checkpoint: an older one may be committed later."""
-    _before: int = 0
-    """The reports of a rank before those of this attempt."""
     _lost_since: float | None = None
     _usual_s: float = math.inf
     _resumed_at: float | None = None
@@ -102,16 +100,15 @@ class RunStatus:
         """Note a fact."""
         match fact:
             case Reported():
-                self._before = fact.number - fact.index
-                self.reported(fact.rank, fact.index, fact.metrics, fact.progress, fact.now)
+                self._note_report(fact)
             case Printed():
                 self.ranks[fact.rank].seen = fact.now
             case AttemptBegan():
-                self.begin_attempt(fact.hosts, fact.now)
+                self._begin_attempt(fact.hosts, fact.now)
             case RankTrains():
-                self.rank_begins(fact.rank, fact.now)
-            case RankEnded():
-                self.rank_ended(fact.rank, fact.end)
+                self._note_begin(fact.rank, fact.now)
+            case RankEnded():  # the first end counts: a rank whose work is done may be killed as it exits
+                self.ranks[fact.rank].end = self.ranks[fact.rank].end or fact.end
             case HangBegan():
                 self.hang = fact
             case HangEnded():
@@ -119,7 +116,7 @@ class RunStatus:
             case Committed() if fact.index > self._newest:
                 self.checkpoint, self.checkpoint_at, self._newest = fact.name, fact.now, fact.index
 
-    def begin_attempt(self, hosts: Sequence[str], now: float) -> None:
+    def _begin_attempt(self, hosts: Sequence[str], now: float) -> None:
         """Begin an attempt. ``hosts``: the host of each rank."""
         if self.ranks:
             self.restarts += 1
@@ -131,7 +128,7 @@ class RunStatus:
         self.progress, self._pace, self._slow_places, self._troubles = None, Pace(len(hosts), now), {}, {}
         self._samples.clear()
 
-    def rank_begins(self, rank: int, now: float) -> None:
+    def _note_begin(self, rank: int, now: float) -> None:
         """Note that a rank has entered train_func."""
         self._begun += self.ranks[rank].begun is None
         self.ranks[rank].seen = self.ranks[rank].begun = now
@@ -144,26 +141,20 @@ class RunStatus:
         begun = [rank.begun for rank in self.ranks if rank.begun is not None]
         return max(self.checkpoint_at, min(begun, default=0.0)) or self.started
 
-    def rank_ended(self, rank: int, end: RankEnd) -> None:
-        """Note the end of a rank. Its first end counts: a rank whose work is done may be killed as it exits."""
-        self.ranks[rank].end = self.ranks[rank].end or end
-
-    def reported(
-        self, rank: int, index: int, metrics: Mapping[str, Any], progress: Sequence[float] | None, now: float
-    ) -> None:
+    def _note_report(self, fact: Reported) -> None:
         """Note a report. Called for every one, so it has to be cheap."""
-        state = self.ranks[rank]
-        state.seen, state.reported, state.reports = now, now, index
+        now, progress, metrics, state = fact.now, fact.progress, fact.metrics, self.ranks[fact.rank]
+        state.seen, state.reported, state.reports = now, now, fact.index
         if progress is not None:
             state.step = progress[0]
         if self._resumed_at is not None:
             self.lost_s += max(now - self._resumed_at - self._usual_s, 0.0)
             self._resumed_at = None
-        if rank == 0:
-            self.progress, self.reports = progress or self.progress, self._before + index
+        if fact.rank == 0:
+            self.progress, self.reports = progress or self.progress, fact.number
             self.metrics = flatten(metrics) if any(type(value) is dict for value in metrics.values()) else metrics
             if not self._samples or now >= self._samples[-1][0] + _SAMPLE_S:
-                self._take_sample(now, index if progress is None else progress[0])
+                self._take_sample(now, fact.index if progress is None else progress[0])
 
     def heard_vitals(self, vitals: wire.Vitals, now: float) -> list[BecameSlow]:
         """Note how a rank spends its time. Return the ranks that become slow by that: none while ranks stand still."""
@@ -230,10 +221,6 @@ class RunStatus:
             if rank.is_at_work
             and (now if number in self._pace.slow else newest) - rank.seen > _patience_s(rank, _SILENT_AFTER_S)
         }
-
-    def at_work(self) -> list[int]:
-        """Return the ranks that are in train_func."""
-        return [number for number, rank in enumerate(self.ranks) if rank.is_at_work]
 
     def slow(self) -> list[int]:
         """Return the ranks that others wait for, or that make clearly fewer reports than the others."""

@@ -15,28 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distrain import wire
+from distrain.decisions import events
 from distrain.decisions.blame import culprit_first, finished_early
-from distrain.decisions.events import (
-    Action,
-    AllTrain,
-    AttemptEnded,
-    AttemptStarts,
-    CheckpointAvailable,
-    ConnectHost,
-    Event,
-    HangDetected,
-    HostLost,
-    Outstanding,
-    RankEnds,
-    RolledBack,
-    RunRequest,
-    SendMessage,
-    ShowLine,
-    StopRequested,
-    StorageFailed,
-    Tick,
-    WorkersStart,
-)
 from distrain.decisions.hearing import on, table_of
 from distrain.decisions.placement import make_plan
 from distrain.decisions.ranks import Rank, Ranks
@@ -76,7 +56,7 @@ class _Due(NamedTuple):
 class RunStateMachine:
     """One run, from the first HELLO to its end."""
 
-    def __init__(self, request: RunRequest) -> None:
+    def __init__(self, request: events.RunRequest) -> None:
         self.request = request
         self.state = RunState.CONNECTING
         self.attempt = request.first_attempt - 1
@@ -93,7 +73,7 @@ class RunStateMachine:
         self._story = Story()
         self.stopping = Stopping(request)
         self.retries = RetryPolicy(request.failure_config, is_script=request.is_script)
-        self.hung: HangDetected | None = None
+        self.hung: events.HangDetected | None = None
         """The hang that ended the latest attempt."""
         self._rollbacks = Rollbacks(request)
         self.earlier_attempts: deque[str] = deque(maxlen=_EARLIER_KEPT)
@@ -110,7 +90,7 @@ class RunStateMachine:
         self._has_announced_wait = False
         self._deadline = math.inf
         self._now = 0.0
-        self._actions: list[Action] = []
+        self._actions: list[events.Action] = []
 
     # -- the state of the run -------------------------------------------------------------------------------------
 
@@ -161,19 +141,19 @@ class RunStateMachine:
         return self.request.is_script and end.exit_code == 0 and self._ranks[end.rank].state is RankState.RUNNING
 
     def deadline(self) -> float | None:
-        """Return when the machine needs a :class:`Tick`."""
+        """Return when the machine needs a :class:`~distrain.decisions.events.Tick`."""
         moment = min(self._deadline, self.stopping.consensus.deadline)
         return moment if moment < math.inf else None
 
     # -- events ---------------------------------------------------------------------------------------------------
 
-    def start(self, now: float) -> list[Action]:
+    def start(self, now: float) -> list[events.Action]:
         """Begin the run. Must be called once, before any event."""
         self._now = now
         self._search_hosts(reconnect_s=0.0, wait_s=HOST_ANSWER_TIMEOUT_S)
         return self._take_actions()
 
-    def handle(self, event: Event | wire.Message, now: float, host: str = "") -> list[Action]:
+    def handle(self, event: events.Event | wire.Message, now: float, host: str = "") -> list[events.Action]:
         """Return what to do about ``event``. Raise InvalidTransition, with the story, if it is impossible now.
 
         The end of a run is final, except that a finished run fails if its last report cannot be stored after all.
@@ -182,8 +162,8 @@ class RunStateMachine:
         """
         self._now = now
         is_late = isinstance(event, wire.OfAttempt) and event.attempt != self.attempt
-        is_over = self.state.is_terminal and not (self.state is RunState.FINISHED and isinstance(event, StorageFailed))
-        if not (is_late or is_over):
+        is_unstored = self.state is RunState.FINISHED and isinstance(event, events.StorageFailed)
+        if not is_late and (is_unstored or not self.state.is_terminal):
             self._dispatch(host, event)
         return self._take_actions()
 
@@ -192,23 +172,23 @@ class RunStateMachine:
         if (handler := HANDLERS.get((kind, self.state)) or HANDLERS.get((kind, None))) is not None:
             handler(self, host, event)
 
-    def _do(self, *actions: Action) -> None:
+    def _do(self, *actions: events.Action) -> None:
         self._actions += actions
 
-    def _take_actions(self) -> list[Action]:
+    def _take_actions(self) -> list[events.Action]:
         actions, self._actions = self._actions, []
         return actions
 
-    @on(CheckpointAvailable)
-    def _on_checkpoint(self, _: str, event: CheckpointAvailable) -> None:
+    @on(events.CheckpointAvailable)
+    def _on_checkpoint(self, _: str, event: events.CheckpointAvailable) -> None:
         self.checkpoint = event.path
 
     @on(wire.Notice)
     def _on_notice(self, host: str, message: wire.Notice) -> None:
-        self._do(ShowLine(f"{host}: {message.text}", once=True))
+        self._do(events.ShowLine(f"{host}: {message.text}", once=True))
 
-    @on(Tick)
-    def _on_tick(self, _: str, event: Tick) -> None:
+    @on(events.Tick)
+    def _on_tick(self, _: str, event: events.Tick) -> None:
         self._send_stop_orders(self.stopping.consensus.tick(self._now))
         if self._now >= self._deadline:
             self._deadline = math.inf
@@ -228,7 +208,7 @@ class RunStateMachine:
     def _on_cannot_end(self, _: str, event: _Due) -> None:
         text = f"{name_hosts(self._busy_hosts)}: processes could not be ended within the time limit"
         if self.is_done:
-            self._do(ShowLine(text))
+            self._do(events.ShowLine(text))
             self._settle()
         else:
             self._give_up(text)
@@ -244,7 +224,7 @@ class RunStateMachine:
         if late:
             self._end_for(text)
         else:
-            self._do(ShowLine(text))
+            self._do(events.ShowLine(text))
             self._stop(self.stopping.order())
 
     # -- hosts connect --------------------------------------------------------------------------------------------
@@ -265,7 +245,7 @@ class RunStateMachine:
 
     def _try_start_attempt(self) -> None:
         """Begin the next attempt if there are hosts for it. Otherwise connect further hosts and wait, or give up."""
-        connecting = [ConnectHost(host) for host in self._host_pool.hosts_to_connect(self._now)]
+        connecting = [events.ConnectHost(host) for host in self._host_pool.hosts_to_connect(self._now)]
         readiness = self._host_pool.readiness(self._now)
         if readiness is Readiness.READY:
             self._do(*connecting)
@@ -274,11 +254,10 @@ class RunStateMachine:
         if self.state is not RunState.CONNECTING:
             self._move(RunState.CONNECTING)
         if readiness is Readiness.HOPELESS:
-            self._forget_attempt()
             self._give_up(missing_hosts(self._host_pool, self.request, has_restarted=bool(self.retries.used)))
             return
         if text := self._host_pool.describe_progress(self._now):
-            self._do(ShowLine(text))
+            self._do(events.ShowLine(text))
         self._deadline = self._host_pool.deadline()
         self._do(*connecting)
 
@@ -288,18 +267,13 @@ class RunStateMachine:
             self.plan = self.request.plan or make_plan(self._host_pool.connected, self.request.scaling)
         except ResourcesError as error:
             self.resources_missing = True
-            self._forget_attempt()
             self._give_up(str(error))
             return
         if text := changed_plan(before, self.plan, self._host_pool, self.request.scaling.max_workers):
-            self._do(ShowLine(text))
-        self._do(*(ShowLine(text, once=True) for text in crowded_hosts(self.plan, self._host_pool)))
+            self._do(events.ShowLine(text))
+        self._do(*(events.ShowLine(text, once=True) for text in crowded_hosts(self.plan, self._host_pool)))
         self._do(*self._launch.prepare(self.plan))
         self._begin_attempt(self.plan)
-
-    def _forget_attempt(self) -> None:
-        """Drop the facts of the latest attempt: the run does not end because of what its ranks did."""
-        self._ranks, self.hung = Ranks(), None
 
     # -- an attempt begins: ports are reserved, hosts get their files, workers start --------------------------------
 
@@ -311,15 +285,15 @@ class RunStateMachine:
         self.hung = None
         self.stopping.begin(self.attempt)
         self._deadline = self._now + HOST_ANSWER_TIMEOUT_S
-        self._do(AttemptStarts(self.attempt, plan), self._launch.reserve(plan, self.attempt))
+        self._do(events.AttemptStarts(self.attempt, plan), self._launch.reserve(plan, self.attempt))
 
     @on(wire.RendezvousPort, RunState.RESERVING)
     def _on_port_reserved(self, _: str, message: wire.RendezvousPort) -> None:
         self._launch.meeting_point = message
         self._begin_wait(RunState.PREPARING)
 
-    @on(Outstanding, RunState.PREPARING)
-    def _on_preparing(self, _: str, work: Outstanding) -> None:
+    @on(events.Outstanding, RunState.PREPARING)
+    def _on_preparing(self, _: str, work: events.Outstanding) -> None:
         if work.verifying or work.copying:
             name = self._name_checkpoint()
             text = f"verifying the checkpoint {name}, from which the run continues; Ctrl-C ends the run"
@@ -338,8 +312,8 @@ class RunStateMachine:
         self._move(RunState.STARTING)
         self._deadline, self.retries.started_from = math.inf, self.checkpoint
         if self.retries.used and not self._rollbacks.of(self.attempt - 1):
-            self._do(ShowLine(f"{self.retries}, from {self._name_start()}"))
-        self._do(*starts, WorkersStart(self.plan))
+            self._do(events.ShowLine(f"{self.retries}, from {self._name_start()}"))
+        self._do(*starts, events.WorkersStart(self.plan))
 
     @property
     def _run_directory(self) -> str:
@@ -366,10 +340,10 @@ class RunStateMachine:
         self._move_rank(rank, RankState.RUNNING)
         if self.state is RunState.STARTING and self._ranks.all_started:
             self._move(RunState.RUNNING)
-            self._do(AllTrain())
+            self._do(events.AllTrain())
 
-    @on(RankEnds)
-    def _on_rank_ends(self, _: str, ends: RankEnds) -> None:
+    @on(events.RankEnds)
+    def _on_rank_ends(self, _: str, ends: events.RankEnds) -> None:
         self._ranks[ends.rank].reports, self._ranks[ends.rank].reason = ends.reports, ends.reason
 
     @on(wire.Outcome)
@@ -416,7 +390,7 @@ class RunStateMachine:
         """Let ranks that have finished, and wait for the others, exit."""
         for rank in self._ranks.all:
             if rank.state is RankState.DONE:
-                self._do(SendMessage(rank.plan.host, wire.Release(attempt=self.attempt, rank=rank.plan.rank)))
+                self._do(events.SendMessage(rank.plan.host, wire.Release(attempt=self.attempt, rank=rank.plan.rank)))
 
     def _release_stopped(self, *, is_last: bool) -> None:
         """Release ranks of an attempt that is being stopped once the last rank has ended its work."""
@@ -435,8 +409,8 @@ class RunStateMachine:
         self._saving = None
         self._begin_wait(RunState.SAVING)
 
-    @on(Outstanding, RunState.SAVING)
-    def _on_saving(self, _: str, work: Outstanding) -> None:
+    @on(events.Outstanding, RunState.SAVING)
+    def _on_saving(self, _: str, work: events.Outstanding) -> None:
         """Stop the other ranks, unless they store a checkpoint, or may catch up with the reports of failed ranks."""
         is_new = self._saving is None
         self._saving = self._saving or Saving(self._waits_since, self.stopping.save_by)
@@ -447,7 +421,7 @@ class RunStateMachine:
             return
         self._deadline = self._saving.until
         if is_new and (self._saving.is_storing or self._is_culprit_known):  # else an awaited rank may be the culprit
-            self._do(ShowLine(self._saving.describe(self.failed_ranks, self._now)))
+            self._do(events.ShowLine(self._saving.describe(self.failed_ranks, self._now)))
 
     @on(_Due, RunState.SAVING)
     def _on_saving_due(self, _: str, event: _Due) -> None:
@@ -464,8 +438,8 @@ class RunStateMachine:
     def _is_culprit_known(self) -> bool:
         return any(not failure.consequence for failure in self.failures)
 
-    @on(HangDetected, RunState.STARTING, RunState.RUNNING)  # else the attempt ended while stacks were taken
-    def _on_hang(self, _: str, hang: HangDetected) -> None:
+    @on(events.HangDetected, RunState.STARTING, RunState.RUNNING)  # else the attempt ended while stacks were taken
+    def _on_hang(self, _: str, hang: events.HangDetected) -> None:
         self.hung = hang
         self._stop_others()
 
@@ -493,18 +467,18 @@ class RunStateMachine:
         if self.state is not RunState.STOPPING:
             self._stop_others()
 
-    @on(RolledBack)
-    def _on_rolled_back(self, _: str, back: RolledBack) -> None:
+    @on(events.RolledBack)
+    def _on_rolled_back(self, _: str, back: events.RolledBack) -> None:
         self.checkpoint = back.path
         text = self._rollbacks.end(self.attempt, back, self._name_start())
         self.earlier_attempts.append(f"attempt {self.attempt} before: {text}")
-        self._do(ShowLine(text))
+        self._do(events.ShowLine(text))
         self._begin_next_attempt()
 
     # -- a host is lost, or cannot continue -----------------------------------------------------------------------
 
-    @on(HostLost)
-    def _on_host_lost(self, _: str, lost: HostLost) -> None:
+    @on(events.HostLost)
+    def _on_host_lost(self, _: str, lost: events.HostLost) -> None:
         host, why = lost.host, lost.why
         if self._host_pool.is_lost(host):
             return
@@ -518,7 +492,7 @@ class RunStateMachine:
         elif not (is_later or self.state is RunState.WAITING or self.plan is None) and self.plan.on(host):
             self._lose(lost, self.plan)
 
-    def _lose(self, lost: HostLost, plan: WorldPlan) -> None:
+    def _lose(self, lost: events.HostLost, plan: WorldPlan) -> None:
         """Go on without a host of the attempt, or end it."""
         host = lost.host
         owes = any(self._loses_work(lost, self._ranks[rank.rank]) for rank in plan.on(host))
@@ -532,11 +506,11 @@ class RunStateMachine:
             self._note_idle(host)
         elif not lost.owes and all(rank.rank in self._ranks.outcomes for rank in plan.on(host)):
             text = f"{host}: its ranks had finished, so the other ranks continue without it: {lost.why}"
-            self._do(ShowLine(text))
+            self._do(events.ShowLine(text))
         else:
             self._on_attempt_failed()
 
-    def _mark_ranks_lost(self, lost: HostLost) -> None:
+    def _mark_ranks_lost(self, lost: events.HostLost) -> None:
         """Let the ranks of a lost host fail.
 
         Ranks that had finished fail, too, if a checkpoint still needs the host and the attempt has not failed already.
@@ -560,7 +534,7 @@ class RunStateMachine:
         if rank.outcome is None:
             self._ranks.count_failure(rank)
 
-    def _loses_work(self, lost: HostLost, rank: Rank) -> bool:
+    def _loses_work(self, lost: events.HostLost, rank: Rank) -> bool:
         """Return whether work of a rank that had finished may be lost: a checkpoint, or what exit handlers do."""
         return lost.owes or (self.request.is_script and rank.exited is None)
 
@@ -568,8 +542,8 @@ class RunStateMachine:
     def _on_host_failed(self, host: str, message: wire.HostFailed) -> None:
         self._end_for(f"{host}: {message.text}")
 
-    @on(StorageFailed)
-    def _on_storage_failed(self, _: str, event: StorageFailed) -> None:
+    @on(events.StorageFailed)
+    def _on_storage_failed(self, _: str, event: events.StorageFailed) -> None:
         self.storage_failed = True
         self._end_for(event.why)
 
@@ -581,14 +555,12 @@ class RunStateMachine:
         if self.attempt_is_active:
             self._stop_others()
             return
-        if self.state in (RunState.CONNECTING, RunState.WAITING):
-            self._forget_attempt()
         self._give_up(self.problem)
 
     # -- the user asks the run to stop ----------------------------------------------------------------------------
 
-    @on(StopRequested)
-    def _on_stop_requested(self, _: str, asked: StopRequested) -> None:
+    @on(events.StopRequested)
+    def _on_stop_requested(self, _: str, asked: events.StopRequested) -> None:
         has_ended = self.state.has_ended_early or self.state is RunState.SETTLING
         is_repeated = self.stopping.reason is not None
         if has_ended and not is_repeated and self.failures:
@@ -632,7 +604,7 @@ class RunStateMachine:
 
     def _send_stop_orders(self, orders: Iterable[wire.StopDecision]) -> None:
         for order in orders:
-            self._do(SendMessage(self._ranks[order.rank].plan.host, order))
+            self._do(events.SendMessage(self._ranks[order.rank].plan.host, order))
 
     # -- the attempt ends -----------------------------------------------------------------------------------------
 
@@ -646,7 +618,7 @@ class RunStateMachine:
             return
         order = replace(order, problem=self.problem or "")
         self._deadline = min(latest, self._now + self.stopping.note_order(order, hosts))
-        self._do(*(SendMessage(host, order) for host in hosts))
+        self._do(*(events.SendMessage(host, order) for host in hosts))
 
     @on(wire.StacksDone, RunState.STOPPING)
     def _on_last_stacks(self, host: str, message: wire.StacksDone) -> None:
@@ -670,12 +642,12 @@ class RunStateMachine:
         self._begin_wait(RunState.SETTLING)
 
     def _begin_wait(self, state: RunState) -> None:
-        """Wait in this state for what is :class:`Outstanding`."""
+        """Wait in this state for what is :class:`~distrain.decisions.events.Outstanding`."""
         self._move(state)
         self._deadline, self._waits_since, self._has_announced_wait = math.inf, self._now, False
 
-    @on(Outstanding, RunState.SETTLING)
-    def _on_settling(self, _: str, work: Outstanding) -> None:
+    @on(events.Outstanding, RunState.SETTLING)
+    def _on_settling(self, _: str, work: events.Outstanding) -> None:
         if work.committing:
             self._wait(f"waiting until everything is written to {self._run_directory}; press Ctrl-C to stop waiting")
         elif work.uploading and self._now < (limit := self._upload_limit()):
@@ -694,7 +666,7 @@ class RunStateMachine:
             notice_due = math.inf
         if self._now >= notice_due:
             self._has_announced_wait, notice_due = True, math.inf
-            self._do(ShowLine(text, is_news=True))
+            self._do(events.ShowLine(text, is_news=True))
         self._deadline = min(limit, notice_due)
 
     def _upload_limit(self) -> float:
@@ -713,7 +685,7 @@ class RunStateMachine:
         self._deadline = math.inf
         finished = self.is_done and is_all_stored and not self.storage_failed
         why = None if finished else self._describe_early_end()
-        self._do(AttemptEnded(self.attempt, tuple(self.failures), why))
+        self._do(events.AttemptEnded(self.attempt, tuple(self.failures), why))
         if finished:
             self._end(RunState.FINISHED)  # even if a stop was requested at the last moment
         elif self.stopping.reason is not None:
@@ -723,7 +695,7 @@ class RunStateMachine:
         elif self._may_restart():
             failure = self._describe_failure()
             self.earlier_attempts.append(f"attempt {self.attempt} before: {failure.splitlines()[0]}")
-            self._do(ShowLine(failure))
+            self._do(events.ShowLine(failure))
             self._restart()
         else:
             assert self.plan is not None
@@ -763,7 +735,7 @@ class RunStateMachine:
             return
         self._move(RunState.WAITING)
         self._deadline = self._now + delay_s
-        self._do(ShowLine(f"the next attempt starts in {delay_s:g} s"))
+        self._do(events.ShowLine(f"the next attempt starts in {delay_s:g} s"))
 
     @on(_Due, RunState.WAITING)
     def _on_delay_over(self, _: str, event: _Due) -> None:
@@ -773,13 +745,16 @@ class RunStateMachine:
         lost_before, place = set(self._host_pool.losses), len(self._actions)
         reconnect_s = self.request.failure_config.host_wait_s
         self._search_hosts(reconnect_s=reconnect_s, wait_s=LOST_HOST_GRACE_S)
-        hosts = [action.host for action in self._actions[place:] if isinstance(action, ConnectHost)]
+        hosts = [action.host for action in self._actions[place:] if isinstance(action, events.ConnectHost)]
         if hosts:
             again = " again" if lost_before >= set(hosts) else ""
-            self._actions.insert(place, ShowLine(f"trying to reach {name_hosts(hosts)}{again}"))
+            self._actions.insert(place, events.ShowLine(f"trying to reach {name_hosts(hosts)}{again}"))
 
     def _give_up(self, problem: str) -> None:
+        """Let the run fail. Between two attempts, that is not because of what the ranks of the last one did."""
         self.problem = self.problem or problem
+        if self.state in (RunState.CONNECTING, RunState.WAITING, RunState.SETTLING):
+            self._ranks, self.hung = Ranks(), None
         self._end_early(RunState.FAILED)
 
     def _end_early(self, state: RunState) -> None:
@@ -787,7 +762,7 @@ class RunStateMachine:
         has_attempt = self.state in (RunState.RESERVING, RunState.PREPARING, RunState.STOPPING)
         self._end(state)
         if has_attempt:
-            self._do(AttemptEnded(self.attempt, tuple(self.failures), self._describe_early_end()))
+            self._do(events.AttemptEnded(self.attempt, tuple(self.failures), self._describe_early_end()))
 
     # -- moves ----------------------------------------------------------------------------------------------------
 

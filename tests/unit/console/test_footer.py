@@ -7,7 +7,7 @@ import math
 import pytest
 
 from distrain import wire
-from distrain.api.observer import HangBegan
+from distrain.api.observer import AttemptBegan, HangBegan, RankEnded, RankTrains, Reported
 from distrain.console.footer import footer
 from distrain.decisions.run_status import RunStatus
 from distrain.hosts.troubles import Trouble
@@ -16,12 +16,12 @@ from distrain.hosts.troubles import Trouble
 def running(*, ranks: int = 4, hosts: int = 1) -> RunStatus:
     """A run that has begun at 100 s, and has made 20 reports, one per second, of 100 steps, on every rank."""
     status = RunStatus("/runs/train-1", started=100.0, grace_s=10.0, phase="running")
-    status.begin_attempt([f"host{rank * hosts // ranks}" for rank in range(ranks)], 101.0)
+    status.hear(AttemptBegan(0, [f"host{rank * hosts // ranks}" for rank in range(ranks)], 101.0))
     for rank in range(ranks):
-        status.rank_begins(rank, 102.0)
+        status.hear(RankTrains(rank, 102.0))
     for step in range(1, 21):
         for rank in range(ranks):
-            status.reported(rank, step, {"loss": 1 / step, "lr": 0.1}, (step, 100), 102.0 + step)
+            status.hear(Reported(rank, step, step, {"loss": 1 / step, "lr": 0.1}, (step, 100), 102.0 + step))
     return status
 
 
@@ -48,7 +48,7 @@ def test_it_says_how_far_the_run_is() -> None:
 
 def test_what_a_rank_reports_and_prints_does_nothing_to_the_terminal() -> None:
     status = running()
-    status.reported(0, 21, {"a\x1b[2Jb\nc": 1}, (21, 100), 122.0)
+    status.hear(Reported(0, 21, 21, {"a\x1b[2Jb\nc": 1}, (21, 100), 122.0))
     lines = shown(status, bar=(0, "50%\x1b[\x002J\x9b2J"))
     assert lines[2] == "a [2Jb c 1"
     assert all(line.isprintable() for line in lines)
@@ -61,7 +61,7 @@ def test_before_the_workers_start_it_has_little_to_say() -> None:
 
 def test_restarts_and_hosts_are_named() -> None:
     status = running(hosts=2)
-    status.begin_attempt(["host0"] * 2 + ["host1"] * 2, 125.0)
+    status.hear(AttemptBegan(0, ["host0"] * 2 + ["host1"] * 2, 125.0))
     status.phase = "starting"
     assert shown(status, 125.0)[0] == "restarting · 25 s · 4 workers · 2 hosts · 1 restart · train-1"
     assert "ranks ····  4 starting" in shown(status, 125.0)
@@ -79,7 +79,7 @@ def test_a_silent_rank_is_marked_and_named() -> None:
     status = running()
     for step in range(21, 60):
         for rank in (0, 1, 3):
-            status.reported(rank, step, {}, (step, 100), 102.0 + step)
+            status.hear(Reported(rank, step, step, {}, (step, 100), 102.0 + step))
     assert "ranks ●●○●  rank 2 silent for 40 s  3 at work" in shown(status, 162.0)
 
 
@@ -88,7 +88,7 @@ def test_a_slow_rank_is_marked_and_named() -> None:
     for step in range(21, 80):
         for rank in range(4):
             done = step if rank != 1 else 20 + (step - 20) // 2
-            status.reported(rank, done, {}, None, 102.0 + step)
+            status.hear(Reported(rank, done, done, {}, None, 102.0 + step))
             vitals = wire.Vitals(attempt=0, rank=rank, own_s=1.0, waiting_s=0.0, place="load (a.py:3)", place_s=1.0)
             status.heard_vitals(vitals, 102.0 + step)
     assert "ranks ●◐●●  rank 1 slow, in load (a.py:3)  3 at work" in shown(status, 182.0)
@@ -128,17 +128,17 @@ def test_it_says_what_ctrl_c_does_to_ranks_that_call_should_stop() -> None:
 
 def test_ranks_that_were_stopped_or_have_failed_are_not_marked_as_finished() -> None:
     status = running()
-    status.rank_ended(0, "ended")
-    status.rank_ended(0, "stopped")  # its exit, after its work was done
-    status.rank_ended(1, "stopped")
-    status.rank_ended(2, "failed")
+    status.hear(RankEnded(0, "ended"))
+    status.hear(RankEnded(0, "stopped"))  # its exit, after its work was done
+    status.hear(RankEnded(1, "stopped"))
+    status.hear(RankEnded(2, "failed"))
     assert "ranks ✓■✗●  rank 2 failed  1 at work, 1 stopped, 1 ended" in shown(status)
 
 
 def test_numbers_are_short_and_those_that_are_none_are_red() -> None:
     status = running()
     metrics = {"loss": math.nan, "tokens": 123456789, "grad": 0.0187153, "huge": 10**400}
-    status.reported(0, 21, metrics, (1e7, 2e7), 123.0)
+    status.hear(Reported(0, 21, 21, metrics, (1e7, 2e7), 123.0))
     assert "━" * 15 + "╌" * 15 + " 10M/20M · 50%" in shown(status)[1]
     line = footer(status, 123.0, width=600, interrupt=None)[2]
     assert line.plain.startswith("loss nan   tokens 123.5M   grad 0.01872   huge 1000")
@@ -157,7 +157,7 @@ def test_it_fits(width: int, ranks: int) -> None:
 def test_lost_time_is_from_the_last_checkpoint_until_all_ranks_are_at_work_again() -> None:
     status = running()
     commit(status, "checkpoint_000001", 110.0)
-    status.begin_attempt(["localhost"] * 4, 130.0)
+    status.hear(AttemptBegan(0, ["localhost"] * 4, 130.0))
     for rank in range(4):
-        status.rank_begins(rank, 131.0 + rank)
+        status.hear(RankTrains(rank, 131.0 + rank))
     assert (status.restarts, status.lost_s) == (1, 24.0)
