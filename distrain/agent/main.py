@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -82,21 +82,21 @@ def main(arguments: list[str]) -> None:
     beats_fd = stand_guard(parent_fd, scratch_path)
     for leftover in lost:
         process.sweep(leftover)
-    Agent(run_id, with_gpus=option == "gpus", parent_fd=parent_fd, beats_fd=beats_fd, scratch_path=scratch_path).run()
+    Agent(run_id, option == "gpus", parent_fd, beats_fd, scratch_path).run()
 
 
+@dataclass(eq=False)
 class Agent:
     """The supervisor of one host. :meth:`run` returns when the host is empty."""
 
-    def __init__(
-        self, run_id: str, *, with_gpus: bool, parent_fd: int, beats_fd: int, scratch_path: str | None
-    ) -> None:
-        self._run_id = run_id
-        self._with_gpus = with_gpus
+    run_id: str
+    with_gpus: bool
+    parent_fd: int
+    beats_fd: int
+    scratch_path: str | None
+
+    def __post_init__(self) -> None:
         self._loop = Loop()
-        self._parent_fd = parent_fd
-        self._beats_fd = beats_fd
-        self._scratch_path = scratch_path
         self._guard = os.getppid()
         self._up = Channel(*process.private_stdio())
         self._prepared: wire.Prepare | None = None
@@ -135,7 +135,7 @@ class Agent:
         self._loop.on_signals({signal.SIGTERM, *scheduler_signals()}, self._on_signal)
         self._up.queue(wire.MAGIC + wire.encode(self._hello()))
         self._up.attach(self._loop, self._on_frames)
-        for fd in (self._parent_fd, process.open_pidfd(self._guard)):
+        for fd in (self.parent_fd, process.open_pidfd(self._guard)):
             if fd >= 0:
                 self._loop.on_readable(fd, self._loop.stop)
         process.raise_fd_limit(0, _OPEN_FILES)
@@ -152,7 +152,7 @@ class Agent:
             self._loop.stop()
 
     def _hello(self) -> wire.Hello:
-        info = host_info(with_gpus=self._with_gpus)
+        info = host_info(with_gpus=self.with_gpus)
         self._queries.gpus = info.gpus or ()
         return hello_of(
             info,
@@ -189,7 +189,7 @@ class Agent:
             return
         if not self._rests:  # nobody reads
             self._up.queue(wire.Ping())
-        beat(self._beats_fd, lease_s)
+        beat(self.beats_fd, lease_s)
         self._check_forkserver(lease_s)
         self._loop.call_in("beat", min(lease_s / 2, lease_s - silence_s + _LEASE_MARGIN_S), self._beat)
 
@@ -205,14 +205,14 @@ class Agent:
         if not is_tidy or self._setup.has_files:  # processes may have left the tree; stream servers never were in it
             # On the coordinator's machine, those of the whole run. Another host may be the same machine as a third one,
             # whose processes must live: there, only those with the id of this host.
-            process.sweep(self._run_id if self._is_local else process.own_run_id())
+            process.sweep(self.run_id if self._is_local else process.own_run_id())
         if self._memory is not None:
-            self._memory.finish_storing(partial(beat, self._beats_fd, _FIRST_LEASE_S))
-        scratch.remove(self._scratch_path)
+            self._memory.finish_storing(partial(beat, self.beats_fd, _FIRST_LEASE_S))
+        scratch.remove(self.scratch_path)
         self._setup.end()
         self._queries.release_port()
         self._up.flush()
-        if self._beats_fd >= 0 and os.getppid() == self._guard:
+        if self.beats_fd >= 0 and os.getppid() == self._guard:
             process.kill(self._guard, signal.SIGCONT)  # a guard that was stopped continues, and ends with this agent
 
     # -- the coordinator's messages -------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class Agent:
         if self._memory is None:
             from distrain.agent.memory_keeper import MemoryKeeper
 
-            self._memory = MemoryKeeper(self._loop, self._up.queue, scratch.memory_directory(self._scratch_path))
+            self._memory = MemoryKeeper(self._loop, self._up.queue, scratch.memory_directory(self.scratch_path))
             self._memory.start(self._attempt, self._workers)
         self._memory.handle(message)
 
@@ -390,7 +390,7 @@ class Agent:
             self._uploader.close()
             self._uploader = None
         self._kill_descendants()
-        scratch.clear(self._scratch_path)
+        scratch.clear(self.scratch_path)
         if self._memory is not None:
             self._memory.end()
             self._memory = None
@@ -423,7 +423,7 @@ class Agent:
     def _start(self, message: wire.Start, network: Mapping[str, str]) -> None:
         self._forget_workers()
         if self._uploader is None or self._uploader.is_idle:
-            scratch.clear(self._scratch_path)  # of files that workers of the last attempt have left
+            scratch.clear(self.scratch_path)  # of files that workers of the last attempt have left
         self._attempt = message.attempt
         if self._memory is not None:
             self._memory.start(message.attempt, [fields["rank"] for fields in message.ranks])

@@ -164,7 +164,7 @@ class Engine:
         self.parts.add_handlers(self.desk.handlers)
         self.parts.add(self.reports)
         self.parts.add_handlers({events.AttemptEnded: self._announce_end})
-        self.parts.add_handlers(dict.fromkeys({*MESSAGES, events.HangDetected}, self.happened))
+        self.parts.add_handlers(dict.fromkeys({*MESSAGES, events.HangDetected, actions.NewStart}, self.happened))
 
     # -- what is heard --------------------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class Engine:
 
     # -- what is decided ------------------------------------------------------------------------------------------
 
-    def happened(self, host: str, event: events.Event | wire.Message) -> None:
+    def happened(self, host: str, event: events.Event | actions.NewStart | wire.Message) -> None:
         """Tell the machine, and do what it decides. ``host``: the one that a message is from."""
         self.do(self.machine.handle(event, time.monotonic(), host))
         self.status.phase, self.status.is_stopping = self.machine.state.value, self.machine.stopping.was_asked
@@ -281,10 +281,6 @@ class Engine:
     @does(actions.StorageFails)
     def _on_storage_fails(self, action: actions.StorageFails) -> None:
         self._storage_failed(action.why)
-
-    @does(actions.NewStart)
-    def _on_new_start(self, action: actions.NewStart) -> None:
-        self.happened("", events.CheckpointAvailable(action.path))
 
     @does(actions.VerifyLatest)
     def _verify(self, action: actions.VerifyLatest) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from distrain import wire
 from distrain.decisions import events
 from distrain.decisions.blame import culprit_first, finished_early
+from distrain.decisions.checkpoints.actions import NewStart
 from distrain.decisions.hearing import on, table_of
 from distrain.decisions.placement import make_plan
 from distrain.decisions.ranks import Rank, Ranks
@@ -153,7 +154,7 @@ class RunStateMachine:
         self._search_hosts(reconnect_s=0.0, wait_s=HOST_ANSWER_TIMEOUT_S)
         return self._take_actions()
 
-    def handle(self, event: events.Event | wire.Message, now: float, host: str = "") -> list[events.Action]:
+    def handle(self, event: events.Event | NewStart | wire.Message, now: float, host: str = "") -> list[events.Action]:
         """Return what to do about ``event``. Raise InvalidTransition, with the story, if it is impossible now.
 
         The end of a run is final, except that a finished run fails if its last report cannot be stored after all.
@@ -179,8 +180,8 @@ class RunStateMachine:
         actions, self._actions = self._actions, []
         return actions
 
-    @on(events.CheckpointAvailable)
-    def _on_checkpoint(self, _: str, event: events.CheckpointAvailable) -> None:
+    @on(NewStart)
+    def _on_checkpoint(self, _: str, event: NewStart) -> None:
         self.checkpoint = event.path
 
     @on(wire.Notice)

@@ -12,9 +12,9 @@ from distrain import wire
 from distrain.api.backend import BackendConfig
 from distrain.api.config import FailureConfig, ScalingConfig
 from distrain.api.job import Job
+from distrain.decisions.checkpoints.actions import NewStart
 from distrain.decisions.events import (
     Action,
-    CheckpointAvailable,
     CheckpointsInProgress,
     ConnectHost,
     HangDetected,
@@ -622,7 +622,7 @@ def test_workers_start_when_the_checkpoint_is_verified_and_the_files_are_there(w
     if work == "verifying":
         assert said(play.tick()).startswith("verifying the checkpoint checkpoint_000002, from which the run continues")
     assert play.machine.deadline() is None  # the line is shown once, and nothing limits the wait
-    play.happens(CheckpointAvailable("/runs/run/checkpoint_000001"))
+    play.happens(NewStart("/runs/run/checkpoint_000001"))
     [(_, start)] = told(waiting(play), wire.Start)
     assert start.ranks[0]["checkpoint"] == "/runs/run/checkpoint_000001"
 
@@ -642,7 +642,7 @@ def test_the_next_attempt_starts_at_a_checkpoint_that_was_being_committed() -> N
     assert play.machine.deadline() == play.now + 5
     assert said(play.tick()).startswith("waiting until everything is written to /runs/run")
     assert play.machine.deadline() is None
-    play.happens(CheckpointAvailable("/runs/run/checkpoint_000003"))
+    play.happens(NewStart("/runs/run/checkpoint_000003"))
     waiting(play)
     assert play.state is RunState.RESERVING
     assert said(play.reserve()).startswith("restart 1 of 1, from checkpoint_000003")
