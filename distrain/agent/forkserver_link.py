@@ -25,55 +25,73 @@ _LEAVING_S = 1.0
 
 @dataclass(eq=False)
 class ForkServerLink:
-    """A forkserver process and the socket to it.
+    """The forkserver of a host, and the socket to it. At first there is none; commands to none are ignored.
 
-    threads: value of OMP_NUM_THREADS for the workers, unless the user has set one.
     on_death: gets the return code as ``subprocess`` has it, negative for a signal.
     """
 
     loop: Loop
-    prepared: wire.Prepare
-    threads: int
     on_packet: Callable[[dict[str, Any]], None]
     on_death: Callable[[int], None]
 
     def __post_init__(self) -> None:
-        self.ready = False
-        self.heard_at = self.loop.now
+        self.ready = self.is_renewing = False
+        """``is_renewing``: the forkserver of an earlier run gets ready for this one."""
+        self.heard_at = 0.0
+        self._prepared: wire.Prepare | None = None
+        self._process: process.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Pid of the process; None if there is none."""
+        return None if self._process is None else self._process.pid
+
+    def start(self, prepared: wire.Prepare, threads: int) -> None:
+        """Start a forkserver in place of the former one, which has no workers. Raises OSError.
+
+        threads: value of OMP_NUM_THREADS for the workers, unless the user has set one.
+        """
+        if self._process is not None:
+            _end(self._forget())
+        self.heard_at, self._prepared, self.is_renewing = self.loop.now, prepared, False
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        settings = {name: getattr(self.prepared, name) for name in ("preload", "start_method", "python_flags")}
+        settings = {name: getattr(prepared, name) for name in ("preload", "start_method", "python_flags")}
         self._process = process.spawn_quiet(
             process.bootstrap_argv(
                 "forkserver",
                 str(theirs.fileno()),
                 json.dumps(settings),
-                python=[self.prepared.python] if self.prepared.python else (),
-                flags=self.prepared.python_flags,
+                python=[prepared.python] if prepared.python else (),
+                flags=prepared.python_flags,
             ),
-            environment={"OMP_NUM_THREADS": str(self.threads), **os.environ, **self.prepared.environment},
-            directory=self.prepared.directory,
+            environment={"OMP_NUM_THREADS": str(threads), **os.environ, **prepared.environment},
+            directory=prepared.directory,
             pass_fds=(theirs.fileno(),),
         )
         theirs.close()
-        self.pid = self._process.pid
-        self._pidfd = process.open_pidfd(self.pid)
+        self._pidfd = process.open_pidfd(self._process.pid)
         self.loop.on_readable(self._socket.fileno(), self._read)
         if self._pidfd >= 0:
             self.loop.on_readable(self._pidfd, self._died)
 
-    def fits(self, prepared: wire.Prepare) -> bool:
-        """Tell if the workers of another run can be started by this forkserver: it may only lack some modules."""
-        has_more = not set(self.prepared.preload) <= set(prepared.preload)
-        return not has_more and replace(prepared, preload=self.prepared.preload, body=b"") == self.prepared
+    def renew(self, prepared: wire.Prepare) -> bool:
+        """Get the forkserver ready for another run. It answers ``ready``, or ``stale`` if it has to be replaced.
 
-    def renew(self, prepared: wire.Prepare) -> None:
-        """Get the forkserver ready for another run. It answers ``ready``, or ``stale`` if it has to be replaced."""
-        self.ready = False
-        self.prepared = replace(prepared, body=b"")
+        Return False if it cannot start the workers of that run: it may only lack some modules.
+        """
+        before = self._prepared
+        if not self.ready or before is None or not set(before.preload) <= set(prepared.preload):
+            return False
+        if replace(prepared, preload=before.preload) != before:
+            return False
+        self.ready, self.is_renewing, self._prepared = False, True, prepared
         self.send({"kind": "renew", "preload": prepared.preload})
+        return True
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         """Send a command with descriptors. Raises OSError if there are too many descriptors in flight."""
+        if self._process is None:
+            return
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is noticed by its pidfd
             socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
 
@@ -87,35 +105,34 @@ class ForkServerLink:
             return
         self.heard_at = self.loop.now
         packet = json.loads(data)
-        self.ready = self.ready or packet["kind"] == "ready"
+        if packet["kind"] == "ready":
+            self.ready, self.is_renewing = True, False
         self.on_packet(packet)
 
     def _died(self) -> None:
-        self._forget()
+        gone = self._forget()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1.0)  # its socket closes a moment before it ends
-        self.kill()
-        self.on_death(self._process.returncode or 0)
+            gone.wait(timeout=1.0)  # its socket closes a moment before it ends
+        _end(gone)
+        self.on_death(gone.returncode or 0)
 
-    def _forget(self) -> None:
+    def _forget(self) -> process.Process:
+        """Hear nothing more of the forkserver, as if there were none."""
+        assert self._process is not None
         for fd in (self._socket.fileno(), self._pidfd):
             self.loop.forget(fd)
         self._socket.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
-            self._pidfd = -1
-
-    def dismiss(self) -> None:
-        """Kill the forkserver without a call of ``on_death``."""
-        self._forget()
-        self.kill()
+        gone, self._process, self.ready = self._process, None, False
+        return gone
 
     def leave(self) -> None:
         """Let the forkserver kill its workers and their descendants and end; kill it if it does not.
 
         If it were killed at once, and the agent a moment later, nothing would kill those descendants.
         """
-        if self.ready:
+        if self._process is not None and self.ready:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -124,5 +141,10 @@ class ForkServerLink:
 
     def kill(self) -> None:
         """Kill the forkserver. Its workers die with it, and ``on_death`` is called in a later turn of the loop."""
-        self._process.kill()
-        process.reap(self._process)
+        if self._process is not None:
+            _end(self._process)
+
+
+def _end(forkserver: process.Process) -> None:
+    forkserver.kill()
+    process.reap(forkserver)

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -82,21 +82,21 @@ def main(arguments: list[str]) -> None:
     beats_fd = stand_guard(parent_fd, scratch_path)
     for leftover in lost:
         process.sweep(leftover)
-    Agent(run_id, with_gpus=option == "gpus", parent_fd=parent_fd, beats_fd=beats_fd, scratch_path=scratch_path).run()
+    Agent(run_id, option == "gpus", parent_fd, beats_fd, scratch_path).run()
 
 
+@dataclass(eq=False)
 class Agent:
     """The supervisor of one host. :meth:`run` returns when the host is empty."""
 
-    def __init__(
-        self, run_id: str, *, with_gpus: bool, parent_fd: int, beats_fd: int, scratch_path: str | None
-    ) -> None:
-        self._run_id = run_id
-        self._with_gpus = with_gpus
+    run_id: str
+    with_gpus: bool
+    parent_fd: int
+    beats_fd: int
+    scratch_path: str | None
+
+    def __post_init__(self) -> None:
         self._loop = Loop()
-        self._parent_fd = parent_fd
-        self._beats_fd = beats_fd
-        self._scratch_path = scratch_path
         self._guard = os.getppid()
         self._up = Channel(*process.private_stdio())
         self._prepared: wire.Prepare | None = None
@@ -105,7 +105,6 @@ class Agent:
         self._cpus: dict[int, list[int]] = {}
         """The CPUs of each rank that is bound."""
         self._job_fd = -1
-        self._forkserver: ForkServerLink | None = None
         self._uploader: OrderLink | None = None
         """Once it has orders."""
         self._attempt = -1
@@ -117,8 +116,7 @@ class Agent:
         self._worked: dict[int, float] = {}
         """By rank that is watched: the CPU seconds that it had used when its stacks were asked for."""
         self._rests = False
-        self._is_renewing = False
-        """True while a forkserver of an earlier run gets ready for this one."""
+        self._forkserver = ForkServerLink(self._loop, self._on_forkserver, self._on_forkserver_death)
         self._queries = HostQueries(self._loop, self._up.queue)
         self._setup = HostSetup(self._loop, self._up.queue)
         self._memory: MemoryKeeper | None = None
@@ -137,7 +135,7 @@ class Agent:
         self._loop.on_signals({signal.SIGTERM, *scheduler_signals()}, self._on_signal)
         self._up.queue(wire.MAGIC + wire.encode(self._hello()))
         self._up.attach(self._loop, self._on_frames)
-        for fd in (self._parent_fd, process.open_pidfd(self._guard)):
+        for fd in (self.parent_fd, process.open_pidfd(self._guard)):
             if fd >= 0:
                 self._loop.on_readable(fd, self._loop.stop)
         process.raise_fd_limit(0, _OPEN_FILES)
@@ -154,7 +152,7 @@ class Agent:
             self._loop.stop()
 
     def _hello(self) -> wire.Hello:
-        info = host_info(with_gpus=self._with_gpus)
+        info = host_info(with_gpus=self.with_gpus)
         self._queries.gpus = info.gpus or ()
         return hello_of(
             info,
@@ -191,7 +189,7 @@ class Agent:
             return
         if not self._rests:  # nobody reads
             self._up.queue(wire.Ping())
-        beat(self._beats_fd, lease_s)
+        beat(self.beats_fd, lease_s)
         self._check_forkserver(lease_s)
         self._loop.call_in("beat", min(lease_s / 2, lease_s - silence_s + _LEASE_MARGIN_S), self._beat)
 
@@ -199,22 +197,22 @@ class Agent:
         if self._memory is not None and not self._is_closed:
             self._memory.begin_to_store()
         is_tidy = all(worker.exited for worker in self._workers.values() if worker.spawned)
-        if self._forkserver is not None and is_tidy:
+        if is_tidy:
             self._forkserver.kill()
-        elif self._forkserver is not None:
+        else:
             self._forkserver.leave()
         process.end_descendants()
         if not is_tidy or self._setup.has_files:  # processes may have left the tree; stream servers never were in it
             # On the coordinator's machine, those of the whole run. Another host may be the same machine as a third one,
             # whose processes must live: there, only those with the id of this host.
-            process.sweep(self._run_id if self._is_local else process.own_run_id())
+            process.sweep(self.run_id if self._is_local else process.own_run_id())
         if self._memory is not None:
-            self._memory.finish_storing(partial(beat, self._beats_fd, _FIRST_LEASE_S))
-        scratch.remove(self._scratch_path)
+            self._memory.finish_storing(partial(beat, self.beats_fd, _FIRST_LEASE_S))
+        scratch.remove(self.scratch_path)
         self._setup.end()
         self._queries.release_port()
         self._up.flush()
-        if self._beats_fd >= 0 and os.getppid() == self._guard:
+        if self.beats_fd >= 0 and os.getppid() == self._guard:
             process.kill(self._guard, signal.SIGCONT)  # a guard that was stopped continues, and ends with this agent
 
     # -- the coordinator's messages -------------------------------------------------------------------------------
@@ -268,15 +266,11 @@ class Agent:
                 self._loop.stop()
 
     def _prepare(self, message: wire.Prepare) -> None:
-        fits = self._forkserver is not None and self._forkserver.ready and self._forkserver.fits(message)
         self._prepared = replace(message, body=b"")
         self._threads = max(1, usable_cpus() // max(1, message.workers))
         self._keep_job(message.body)
-        self._is_renewing = fits
-        if self._forkserver is not None and fits:
-            self._forkserver.renew(message)
-        else:
-            self._replace_forkserver()
+        if not self._forkserver.renew(self._prepared):
+            self._start_forkserver()
         self._beat()
         if not process.sees_pids():
             text = "/proc belongs to another PID namespace, so processes that a worker starts can outlive it"
@@ -306,7 +300,7 @@ class Agent:
         if self._memory is None:
             from distrain.agent.memory_keeper import MemoryKeeper
 
-            self._memory = MemoryKeeper(self._loop, self._up.queue, scratch.memory_directory(self._scratch_path))
+            self._memory = MemoryKeeper(self._loop, self._up.queue, scratch.memory_directory(self.scratch_path))
             self._memory.start(self._attempt, self._workers)
         self._memory.handle(message)
 
@@ -318,18 +312,16 @@ class Agent:
     # -- the forkserver -------------------------------------------------------------------------------------------
 
     def _start_forkserver(self) -> None:
+        """Start a forkserver, and end the former one, which has no workers."""
         assert self._prepared is not None
-        self._forkserver = ForkServerLink(
-            self._loop,
-            self._prepared,
-            threads=self._threads,
-            on_packet=self._on_forkserver,
-            on_death=self._on_forkserver_death,
-        )
+        try:
+            self._forkserver.start(self._prepared, self._threads)
+        except OSError as error:
+            self._fail(_why_no_forkserver(error, self._prepared.directory))
 
     def _check_forkserver(self, lease_s: float) -> None:
         """Kill a forkserver that was stopped: it would neither start workers nor report their deaths."""
-        if self._forkserver is None or not self._forkserver.ready:  # it is silent while it imports
+        if not self._forkserver.ready:  # it is silent while it imports
             return
         silence_s = self._loop.silence_s(self._forkserver.heard_at)
         if silence_s > lease_s:
@@ -338,22 +330,9 @@ class Agent:
         elif silence_s > lease_s / 2:
             self._forkserver.send({"kind": "ping"})
 
-    def _replace_forkserver(self) -> None:
-        """Start a forkserver, and end the former one, which has no workers."""
-        assert self._prepared is not None
-        self._is_renewing = False
-        if self._forkserver is not None:
-            self._forkserver.dismiss()
-            self._forkserver = None
-        try:
-            self._start_forkserver()
-        except OSError as error:
-            self._fail(_why_no_forkserver(error, self._prepared.directory))
-
     def _on_forkserver(self, packet: dict[str, Any]) -> None:
         match packet["kind"]:
             case "ready":
-                self._is_renewing = False
                 if packet["reason"] is not None:
                     self._notify(
                         f"workers start as new interpreters, not as forks, which takes longer: {packet['reason']}. "
@@ -362,7 +341,7 @@ class Agent:
                 self._spawn_waiting()
             case "stale":
                 if not (self._started and self._stopping):  # else it was killed
-                    self._replace_forkserver()
+                    self._start_forkserver()
             case "spawned":
                 self._workers[packet["rank"]].pid = packet["pid"]
             case "failed":
@@ -383,10 +362,9 @@ class Agent:
 
     def _on_forkserver_death(self, status: int) -> None:
         """Report the death of workers that died with the forkserver, and kill those that this process has adopted."""
-        self._forkserver = None
         self._kill_descendants()
-        if self._is_renewing and not self._stopping:
-            self._replace_forkserver()
+        if self._forkserver.is_renewing and not self._stopping:
+            self._start_forkserver()
             return
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
         for worker in self._workers.values():
@@ -403,7 +381,7 @@ class Agent:
 
     def _can_rest(self) -> bool:
         """Return whether the agent has a forkserver to keep, and no processes that may be left."""
-        return not self._started and self._forkserver is not None and self._forkserver.ready
+        return not self._started and self._forkserver.ready
 
     def _rest(self, order: wire.Close) -> None:
         """Keep nothing of the run but the forkserver."""
@@ -412,7 +390,7 @@ class Agent:
             self._uploader.close()
             self._uploader = None
         self._kill_descendants()
-        scratch.clear(self._scratch_path)
+        scratch.clear(self.scratch_path)
         if self._memory is not None:
             self._memory.end()
             self._memory = None
@@ -445,7 +423,7 @@ class Agent:
     def _start(self, message: wire.Start, network: Mapping[str, str]) -> None:
         self._forget_workers()
         if self._uploader is None or self._uploader.is_idle:
-            scratch.clear(self._scratch_path)  # of files that workers of the last attempt have left
+            scratch.clear(self.scratch_path)  # of files that workers of the last attempt have left
         self._attempt = message.attempt
         if self._memory is not None:
             self._memory.start(message.attempt, [fields["rank"] for fields in message.ranks])
@@ -458,10 +436,12 @@ class Agent:
             self._loop.on_readable(worker.stacks_fd, partial(self._read_stacks, worker))
             worker.channel.queue(spec)
         gpus = {fields["rank"]: self._gpus_of(fields["context"]["devices"]) for fields in message.ranks}
-        binds = self._prepared is not None and self._prepared.binds_to_cpus
-        self._cpus = {rank: cpus_near(near[0].pci) for rank, near in gpus.items() if binds and near}
-        if self._forkserver is None:
-            self._start_forkserver()
+        assert self._prepared is not None
+        self._cpus = {
+            rank: cpus_near(near[0].pci) for rank, near in gpus.items() if self._prepared.binds_to_cpus and near
+        }
+        if self._forkserver.pid is None:
+            self._forkserver.start(self._prepared, self._threads)
         self._spawn_waiting()
         self._watch.begin(message.attempt, message.ranks[0]["vitals_s"], self._processes, gpus)
 
@@ -474,7 +454,7 @@ class Agent:
         return {worker.rank: worker.pid for worker in self._living() if worker.pid}
 
     def _spawn_waiting(self) -> None:
-        if self._forkserver is None or not self._forkserver.ready or not self._threads:
+        if not (self._forkserver.ready and self._threads):
             return
         for worker in self._workers.values():
             if not worker.spawned and not worker.exited:
@@ -522,7 +502,7 @@ class Agent:
     def _empty_host(self) -> None:
         self._loop.cancel("kill")
         self._loop.cancel("wake")
-        if self._forkserver is not None and self._forkserver.ready:
+        if self._forkserver.ready:
             self._forkserver.send({"kind": "sweep"})
         else:
             self._send_idle()
@@ -546,8 +526,8 @@ class Agent:
         if not self._started:
             self._attempt = max(self._attempt, message.attempt)
             self._up.queue(wire.HostIdle(attempt=message.attempt))
-        elif self._forkserver is None or not self._forkserver.ready:
-            self._kill_forkserver()
+        elif not self._forkserver.ready:
+            self._forkserver.kill()
         elif message.grace_s > 0:
             self._pass_on(signal.Signals[message.signal])
             self._loop.call_in("kill", message.grace_s, self._take_last_stacks)
@@ -576,7 +556,7 @@ class Agent:
         return [worker for worker in self._workers.values() if worker.spawned and not worker.exited]
 
     def _signal(self, number: int, workers: list[WorkerPipes]) -> None:
-        if self._forkserver is not None and workers:
+        if workers:
             ranks = [worker.rank for worker in workers]
             self._forkserver.send({"kind": "signal", "ranks": ranks, "number": number})
 
@@ -656,22 +636,18 @@ class Agent:
 
         The coordinator limits how long it waits for the host.
         """
-        if self._forkserver is None:
+        if self._forkserver.pid is None:
             return
         asked_at = time.monotonic()
         self._forkserver.send({"kind": "ping"})
 
         def judge() -> None:
-            if self._forkserver is not None and self._forkserver.heard_at >= asked_at:
+            if self._forkserver.heard_at >= asked_at:
                 self._await_deaths()
             else:
-                self._kill_forkserver()
+                self._forkserver.kill()
 
         self._loop.call_in("kill", FORKSERVER_TIMEOUT_S, judge)
-
-    def _kill_forkserver(self) -> None:
-        if self._forkserver is not None:
-            self._forkserver.kill()
 
 
 _LIMITS = {

@@ -158,7 +158,7 @@ class Coordinator:
     @hears(wire.HostSignalled)
     def _on_signal_of_host(self, _: str, signalled: wire.HostSignalled) -> None:
         """Stop the run as if the scheduler had signalled this process. It may signal every host, and this process."""
-        if not self.engine.machine.was_asked_to_stop:
+        if not self.engine.machine.stopping.was_asked:
             self._on_signal(signal.Signals[signalled.signal])
             self._signalled_hosts_with = None if signalled.is_own else signalled.signal
 
@@ -176,14 +176,14 @@ class Coordinator:
             engine.validations.give_up(f"{why} has ended the wait for it")
         elif engine.is_over or machine.state.is_terminal:
             self._impatient = True
-        elif machine.state is RunState.SETTLING and machine.was_asked_to_stop:
+        elif machine.state is RunState.SETTLING and machine.stopping.was_asked:
             self._impatient = True  # the run only waits for a checkpoint that is being stored
         engine.observers.tell(Stopping(why))
         engine.happened("", events.StopRequested(why))
 
     def _on_stop_request(self, reply: Callable[[str], None], _: str) -> None:
         """Stop the run as SIGTERM does, but only once: a second request kills no rank that is storing something."""
-        if self.engine.machine.was_asked_to_stop or self.engine.is_over:
+        if self.engine.machine.stopping.was_asked or self.engine.is_over:
             reply("the run is stopping already")
         else:
             self._stop_for(BY_COMMAND)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.api.observer import AttemptBegan, AttemptEnded, Committed, HangBegan, HangEnded, RankEnded, ReportsJoined
+from distrain.api.observer import AttemptBegan, AttemptEnded, Committed, HangBegan, HangEnded, RankEnded
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.coordinator.checkpoint_desk import CheckpointDesk
 from distrain.coordinator.debuggers import Debuggers
@@ -51,11 +51,9 @@ if TYPE_CHECKING:
     from distrain.coordinator.ranks.port import Ranks
     from distrain.coordinator.store.manifest import RunManifest
     from distrain.coordinator.store.run_store import RunStore
-    from distrain.decisions.blame import RunSummary
     from distrain.decisions.events import RunRequest
     from distrain.decisions.host_checks import Finding
     from distrain.decisions.run_status import RunStatus
-    from distrain.hosts.world import WorldPlan
 
 
 def _ignore(folder: str, failed: str | None) -> None:
@@ -108,7 +106,7 @@ class Engine:
             self.checkpoint_config,
             store.location,
             store.is_remote,
-            find_plan=self._plan,
+            find_plan=lambda: self.machine.plan,
             checkpoint=request.checkpoint,
             racks={host: settings.rack for host, settings in request.hosts.items()},
             validates=request.validator is not None,
@@ -118,7 +116,7 @@ class Engine:
             token=secrets.token_hex(32),
             lacks_storage=self.host_files.lacks_storage,
             is_training=self._is_training,
-            is_idle=self._storage_is_idle,
+            is_idle=lambda: store.is_idle,
         )
         self.checkpoints = Checkpoints(store.ledger, site)
         self.desk = CheckpointDesk(self.checkpoints, self.clock, self.flush, self.parts.tell)
@@ -129,24 +127,15 @@ class Engine:
             tell=self.announce,
             send=self.send_to_rank,
             pass_on=self.desk.handle,
-            joins_reports=self.observers.hears(ReportsJoined),
             clock=self.clock,
         )
         self.validations = Validations(self.loop, request, store, self.parts.tell)
         self.outputs = RankLogs(store.paths.log, self.files, self.announce, keeps=request.keeps_logs)
-        self.launch_checks = LaunchChecks(
-            self.loop,
-            request,
-            self.files,
-            send=self.ranks.send,
-            report=self._report,
-            imports=self.host_files.imports,
-        )
+        self.launch_checks = LaunchChecks(request, self.host_files, self._report)
         self.evidence = Evidence(store)
         self.hangs = Hangs(
             request.failure_config,
             hosts=self._hosts_in_training,
-            at_work=self.status.at_work,
             since_1970=_since_1970,
             folder=self.evidence.folder,
         )
@@ -175,12 +164,7 @@ class Engine:
         self.parts.add_handlers(self.desk.handlers)
         self.parts.add(self.reports)
         self.parts.add_handlers({events.AttemptEnded: self._announce_end})
-        self.parts.add_handlers(dict.fromkeys({*MESSAGES, events.HangDetected}, self.happened))
-
-    @property
-    def end(self) -> RunSummary:
-        """The state of the run, and how it ended if it has."""
-        return self.machine.summary(self.ranks.errors)
+        self.parts.add_handlers(dict.fromkeys({*MESSAGES, events.HangDetected, actions.NewStart}, self.happened))
 
     # -- what is heard --------------------------------------------------------------------------------------------
 
@@ -248,11 +232,11 @@ class Engine:
 
     # -- what is decided ------------------------------------------------------------------------------------------
 
-    def happened(self, host: str, event: events.Event | wire.Message) -> None:
+    def happened(self, host: str, event: events.Event | actions.NewStart | wire.Message) -> None:
         """Tell the machine, and do what it decides. ``host``: the one that a message is from."""
         self.do(self.machine.handle(event, time.monotonic(), host))
-        self.status.phase, self.status.is_stopping = self.machine.state.value, self.machine.was_asked_to_stop
-        self.status.saves_on_stop = self.machine.saves_on_stop
+        self.status.phase, self.status.is_stopping = self.machine.state.value, self.machine.stopping.was_asked
+        self.status.saves_on_stop = self.machine.stopping.lets_save
 
     def _machine_deadline(self) -> float | None:
         return None if self.is_over else self.machine.deadline()
@@ -297,10 +281,6 @@ class Engine:
     @does(actions.StorageFails)
     def _on_storage_fails(self, action: actions.StorageFails) -> None:
         self._storage_failed(action.why)
-
-    @does(actions.NewStart)
-    def _on_new_start(self, action: actions.NewStart) -> None:
-        self.happened("", events.CheckpointAvailable(action.path))
 
     @does(actions.VerifyLatest)
     def _verify(self, action: actions.VerifyLatest) -> None:
@@ -349,7 +329,7 @@ class Engine:
             self.host_files.end_attempt()
 
     def _announce_end(self, _: str, ended: events.AttemptEnded) -> None:
-        failures = culprit_first(ended.failures) if ended.failures and self.machine.stop_reason is None else []
+        failures = culprit_first(ended.failures) if ended.failures and self.machine.stopping.reason is None else []
         own = dict(self.ranks.errors)
         self.announce(
             AttemptEnded(
@@ -394,12 +374,6 @@ class Engine:
 
     def _hosts_in_training(self) -> list[str]:
         return self.machine.living_hosts if self._is_training() else []
-
-    def _plan(self) -> WorldPlan | None:
-        return self.machine.plan
-
-    def _storage_is_idle(self) -> bool:
-        return self.store.is_idle
 
     @does(wire.Ask)
     def send_to_rank(self, message: wire.ToWorker) -> None:

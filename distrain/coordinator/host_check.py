@@ -80,14 +80,7 @@ class HostCheck:
             receive=self._hear,
             refuse=self._lose,
         )
-        self._checks = LaunchChecks(
-            self._loop,
-            request,
-            self._background,
-            send=self._ranks.send,
-            report=self._report,
-            imports=self._files.imports,
-        )
+        self._checks = LaunchChecks(request, self._files, self._report)
         self._pool = HostPool({name: settings.slots for name, settings in request.hosts.items()}, request.scaling)
         self._hosts: list[str] | None = None
         """The hosts that have answered, once nobody waits for others."""

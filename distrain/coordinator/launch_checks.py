@@ -20,10 +20,9 @@ from distrain.hosts.inspection import package_versions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from distrain.coordinator.host_files import HostFiles
     from distrain.decisions.events import RunRequest
     from distrain.hosts.world import WorldPlan
-    from distrain.system.background import Background
-    from distrain.system.loop import Loop
 
 
 @dataclass(eq=False)
@@ -32,17 +31,12 @@ class LaunchChecks:
 
     Hosts that join later, or again, are checked when they join.
 
-    send: sends a question to a host.
-    report: gets the problems of hosts.
-    imports: returns the top-level modules that the user's code imports; called in a thread.
+    files: knows what the user's code imports, and how to reach the hosts. report: gets the problems of hosts.
     """
 
-    loop: Loop
     request: RunRequest
-    background: Background
-    send: Callable[[str, wire.Message], None]
+    files: HostFiles
     report: Callable[[Finding], None]
-    imports: Callable[[], Iterable[str]] = tuple
 
     def __post_init__(self) -> None:
         self._checks = HostChecks({}, {}, nonce="")
@@ -62,12 +56,12 @@ class LaunchChecks:
             return
         self._checked.update(plan.hosts)
         self._preparing = plan
-        self.background.do(self._find_own_versions, partial(self._ask, plan))
+        self.files.background.do(self._find_own_versions, partial(self._ask, plan))
 
     def _find_own_versions(self) -> Mapping[str, str | None]:
         """Return the versions of packages that this machine has, of those that are called as their modules."""
         path = [os.fspath(entry) for entry in sys.path]
-        found = package_versions(dict.fromkeys([*self._needed, *self.imports()]), path)
+        found = package_versions(dict.fromkeys([*self._needed, *self.files.imports()]), path)
         return {name: version for name, version in found.items() if version}
 
     @property
@@ -98,7 +92,7 @@ class LaunchChecks:
             must_connect=self._must_connect,
         )
         self._carry_out(self._checks.begin())
-        self.loop.call_in("checks", ANSWER_TIMEOUT_S, self._time_out)
+        self.files.loop.call_in("checks", ANSWER_TIMEOUT_S, self._time_out)
 
     @does(events.HangDetected)
     def forget(self, _: events.HangDetected) -> None:
@@ -135,11 +129,11 @@ class LaunchChecks:
             self.report(replace(finding, is_fatal=self.request.checks_hosts))
             self._carry_out(self._checks.remove(finding.host))
         if not self._checks.is_done:
-            self.loop.call_in("checks", ANSWER_TIMEOUT_S, self._time_out)
+            self.files.loop.call_in("checks", ANSWER_TIMEOUT_S, self._time_out)
 
     def _carry_out(self, steps: Iterable[SendMessage | Finding]) -> None:
         for step in steps:
             if isinstance(step, SendMessage):
-                self.send(step.host, step.message)
+                self.files.ranks.send(step.host, step.message)
             else:
                 self.report(step)

@@ -76,10 +76,6 @@ class Observers:
         for hear in self._hearers_of(type(fact)):
             hear(fact)
 
-    def hears(self, kind: type[Fact]) -> bool:
-        """Return whether an observer wants to hear facts of this kind."""
-        return bool(self._hearers_of(kind))
-
     def _hearers_of(self, kind: type[Fact]) -> list[Callable[[Fact], None]]:
         if kind not in self._hearers:
             self._hearers[kind] = [one.hear for one in self._observers if not one.hears or kind in one.hears]

@@ -45,8 +45,8 @@ class ReportHandler:
     """The reports of one attempt after the other.
 
     checkpoints: read it. status: the live state of the run. tell: tells observers a fact. send: sends a message to a
-    rank. pass_on: gets each report once its metrics are noted, for its checkpoint. joins_reports: somebody wants to
-    hear of the n-th reports of all ranks together. clock: the time for which ranks wait for each other.
+    rank. pass_on: gets each report once its metrics are noted, for its checkpoint. clock: the time for which ranks wait
+    for each other.
     """
 
     store: RunStore
@@ -55,7 +55,6 @@ class ReportHandler:
     tell: Callable[[Fact], None]
     send: Callable[[wire.ToWorker], None]
     pass_on: Callable[[wire.Reported], None]
-    joins_reports: bool
     clock: PausableClock
 
     def __post_init__(self) -> None:
@@ -71,7 +70,7 @@ class ReportHandler:
     def _begin(self, attempt: int, world_size: int) -> None:
         self._attempt = attempt
         self._barriers = BarrierTracker(world_size)
-        self._rows = RowAssembly(world_size) if self.joins_reports else None
+        self._rows = RowAssembly(world_size)
         self.report_counts: dict[int, int] = {}
         """By rank: the number of reports in this attempt."""
         self._troubles_shown: set[tuple[int, str, str]] = set()
@@ -85,14 +84,13 @@ class ReportHandler:
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` should be called if nothing else happens."""
-        moments = self._rows.deadline() if self._rows else None, self._barriers.deadline()
+        moments = self._rows.deadline(), self._barriers.deadline()
         return self.clock.monotonic(min((moment for moment in moments if moment is not None), default=None))
 
     def tick(self) -> None:
         """Do whatever is due by now."""
         now = self.clock.now()
-        if self._rows:
-            self._tell(self._rows.tick(now))
+        self._tell(self._rows.tick(now))
         self._answer(self._barriers.tick(now))
 
     def flush(self) -> None:
@@ -128,24 +126,21 @@ class ReportHandler:
             number = self.checkpoints.assembly.first_step + index
             self.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
         self.pass_on(message)
-        if self._rows:
-            has_checkpoint = self.checkpoints.assembly.has_part(index)
-            self._tell(self._rows.reported(rank, index, metrics, self.clock.now(), has_checkpoint=has_checkpoint))
+        has_checkpoint = self.checkpoints.assembly.has_part(index)
+        self._tell(self._rows.reported(rank, index, metrics, self.clock.now(), has_checkpoint=has_checkpoint))
 
     @hears(wire.Outcome)
     def on_outcome(self, _: str, outcome: wire.Outcome) -> None:
         """Wait no longer for a rank that has finished."""
         if outcome.ok:
             self._answer(self._barriers.finished(outcome.rank))
-            if self._rows:
-                self._tell(self._rows.finished(outcome.rank))
+            self._tell(self._rows.finished(outcome.rank))
 
     @does(Settled)
     def settled(self, settled: Settled) -> None:
         """Note that the checkpoint of a report is there, or never will be."""
-        if self._rows:
-            self._tell(self._rows.settled(settled.ordinal, settled.checkpoint))
-            self._end_rows()
+        self._tell(self._rows.settled(settled.ordinal, settled.checkpoint))
+        self._end_rows()
 
     @hears(AttemptEnded)
     def on_attempt_end(self, _: str, ended: AttemptEnded) -> None:
@@ -154,7 +149,7 @@ class ReportHandler:
 
     def _end_rows(self) -> None:
         """Complete the rows of an attempt that is over, once its checkpoints are committed."""
-        if self._rows and self.checkpoints.is_over and not self.checkpoints.is_committing:
+        if self.checkpoints.is_over and not self.checkpoints.is_committing:
             self._tell(self._rows.end())
 
     def _tell(self, rows: Sequence[ReportsJoined]) -> None:

@@ -19,17 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
+    index: int
+    operation: str
     asked: wire.CollectiveEntered
     since: float
     until: float
-
-    @property
-    def index(self) -> int:
-        return self.asked.index
-
-    @property
-    def operation(self) -> str:
-        return self.asked.operation
 
 
 class BarrierTracker:
@@ -60,7 +54,7 @@ class BarrierTracker:
         if index in self._refused:
             return [*abandoned, _answer(asked, b"", self._refused[index])]
         until = math.inf if asked.timeout_s is None else now + asked.timeout_s
-        call = _Call(asked, now, until)
+        call = _Call(index, asked.operation, asked, now, until)
         other = next(iter(self._waiting.values()), call)
         self._waiting[rank] = call
         self._limit = min(self._limit, call.until)

@@ -6,18 +6,15 @@ Pure: no I/O, no clock. A worker says itself if its exception blames another ran
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distrain.errors import RankFailure
 from distrain.system.peer_errors import CONNECTION_GONE
-from distrain.system.text import is_full_disk, name_ranks
+from distrain.system.text import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from distrain.decisions.events import HangDetected
-    from distrain.decisions.states import RunState
 
 _FINISHED = "finished train_func while other ranks waited for it"
 
@@ -85,56 +82,3 @@ def is_refusal(failure: RankFailure) -> bool:
 
 def _is_about_connection(failure: RankFailure) -> bool:
     return failure.kind == "exception" and bool(CONNECTION_GONE.search(failure.summary))
-
-
-# -- how the run has ended -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """The state of a run, and how it ended if it has. Facts about ranks are of the latest attempt.
-
-    value: rank 0's pickled return value, if every rank has finished its work.
-    failures: the ranks that failed by themselves or were lost.
-    errors: exceptions by rank, if they were raised in this process.
-    stopped_ranks: ranks that distrain stopped.
-    stop_reason: why the user asked the run to stop.
-    grace_is_over: ranks were still running when the time was up that they had to stop.
-    problem: why the run cannot continue, if no rank is to blame.
-    hung: the hang that ended the attempt.
-    no_retry: why the run was not restarted although its budget allowed a restart.
-    hosts: the host of each rank.
-    finished: ranks that have finished their work.
-    storage_failed: the run directory cannot be written.
-    resources_missing: the hosts do not have what the scaling config asks for.
-    entered: some rank of some attempt has entered train_func.
-    earlier_attempts: one line for each earlier attempt, with its failure.
-    """
-
-    state: RunState
-    attempt: int
-    value: bytes | None = None
-    failures: Sequence[RankFailure] = ()
-    errors: Mapping[int, BaseException] = field(default_factory=dict)
-    stopped_ranks: Sequence[int] = ()
-    stop_reason: str | None = None
-    grace_is_over: bool = False
-    problem: str | None = None
-    hung: HangDetected | None = None
-    no_retry: str | None = None
-    hosts: Sequence[str] = ()
-    finished: Sequence[int] = ()
-    storage_failed: bool = False
-    resources_missing: bool = False
-    entered: bool = False
-    earlier_attempts: Sequence[str] = ()
-
-    def problem_explains_failures(self) -> bool:
-        """Return True if no rank is to blame: its host was lost, or its error came from the full disk of the run."""
-        if self.problem and all(failure.lost for failure in self.failures):
-            return True
-        return self.storage_failed and all(is_full_disk(failure.summary) for failure in self.failures)
-
-    def own_failures(self, requested: Collection[int]) -> list[RankFailure]:
-        """Return the failures with a cause of their own, without those by the exit codes of the stop."""
-        return [one for one in self.failures if not one.consequence and one.exit_code not in requested]

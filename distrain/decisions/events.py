@@ -115,8 +115,14 @@ class RunRequest:
 # -- events ----------------------------------------------------------------------------------------------------------
 
 
+class Event:
+    """Something that happens to a run, beside the messages of its hosts and ranks."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class RankEnds:
+class RankEnds(Event):
     """A rank is about to end: what is known about it beside its last message.
 
     reports: number of reports that it had made. reason: why its native code aborted, if its output contains a reason.
@@ -128,7 +134,7 @@ class RankEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class HostLost:
+class HostLost(Event):
     """A host was lost: its agent could not be started, its connection ended, or its lease expired.
 
     owes: a checkpoint cannot be committed without this host.
@@ -142,7 +148,7 @@ class HostLost:
 
 
 @dataclass(frozen=True, slots=True)
-class StopRequested:
+class StopRequested(Event):
     """The user asked the run to stop. A second request asks to stop at once.
 
     why: the reason in a few words, such as ``SIGTERM``.
@@ -152,23 +158,13 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class StorageFailed:
+class StorageFailed(Event):
     """The run directory can no longer be written.
 
     why: names the file and the cause.
     """
 
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointAvailable:
-    """A checkpoint was committed, or later ones turned out to be damaged or to lack files; attempts start from it.
-
-    path: None if they start from scratch.
-    """
-
-    path: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +182,7 @@ class CheckpointsInProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outstanding:
+class Outstanding(Event):
     """Unfinished work with files that keeps an attempt from starting or ending. Sent whenever the machine waits for it.
 
     verifying: the checkpoint to start from is being compared with its manifest.
@@ -206,7 +202,7 @@ class Outstanding:
 
 
 @dataclass(frozen=True, slots=True)
-class HangDetected:
+class HangDetected(Event):
     """No rank has made progress for longer than ``FailureConfig.hang_timeout_s``, or none ever can.
 
     after_s: seconds without progress.
@@ -222,7 +218,7 @@ class HangDetected:
 
 
 @dataclass(frozen=True, slots=True)
-class RolledBack:
+class RolledBack(Event):
     """The answer to :class:`RollBack`.
 
     path: the checkpoint from which the next attempt starts, None to start from scratch.
@@ -236,21 +232,8 @@ class RolledBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Event):
     """The deadline of the run machine has passed."""
-
-
-Event = (
-    RankEnds
-    | HostLost
-    | StopRequested
-    | StorageFailed
-    | CheckpointAvailable
-    | Outstanding
-    | HangDetected
-    | RolledBack
-    | Tick
-)
 
 
 # -- actions ---------------------------------------------------------------------------------------------------------

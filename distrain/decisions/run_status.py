@@ -209,10 +209,6 @@ class RunStatus:
             and (now if number in self._pace.slow else newest) - rank.seen > _patience_s(rank, _SILENT_AFTER_S)
         }
 
-    def at_work(self) -> list[int]:
-        """Return the ranks that are in train_func."""
-        return [number for number, rank in enumerate(self.ranks) if rank.is_at_work]
-
     def slow(self) -> list[int]:
         """Return the ranks that others wait for, or that make clearly fewer reports than the others."""
         return sorted(rank for rank in self._pace.slow if not self.ranks[rank].ended)

@@ -6,6 +6,13 @@ Pure: no I/O, no clock.
 from __future__ import annotations
 
 import enum
+from collections import deque
+from typing import TYPE_CHECKING
+
+from distrain.errors import InvalidTransition
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class RunState(enum.Enum):
@@ -76,7 +83,7 @@ class RankState(enum.Enum):
 
 _ENDS = frozenset({RunState.FAILED, RunState.STOPPED})
 _EARLY = frozenset({RunState.SAVING, RunState.STOPPING, RunState.FAILED})
-RUN_MOVES: dict[RunState, frozenset[RunState]] = {
+_MOVES: Mapping[enum.Enum, frozenset[enum.Enum]] = {
     RunState.CONNECTING: _ENDS | {RunState.RESERVING},
     RunState.RESERVING: _EARLY | _ENDS | {RunState.PREPARING},
     RunState.PREPARING: _EARLY | _ENDS | {RunState.STARTING},
@@ -90,14 +97,25 @@ RUN_MOVES: dict[RunState, frozenset[RunState]] = {
     RunState.FINISHED: frozenset({RunState.FAILED}),  # the last report could not be stored after all
     RunState.FAILED: frozenset(),
     RunState.STOPPED: frozenset(),
-}
-"""The states that may follow each state of a run."""
-
-RANK_MOVES: dict[RankState, frozenset[RankState]] = {
     RankState.PLANNED: frozenset({RankState.RUNNING, RankState.RAISED, RankState.EXITED}),
     RankState.RUNNING: frozenset({RankState.DONE, RankState.RAISED, RankState.EXITED}),
     RankState.DONE: frozenset({RankState.EXITED}),
     RankState.RAISED: frozenset({RankState.EXITED}),
     RankState.EXITED: frozenset(),
 }
-"""The states that may follow each state of a rank."""
+"""The states that may follow each state of a run, and each state of a rank."""
+_STORY_LENGTH = 200
+"""Number of moves that InvalidTransition shows."""
+
+
+class Story:
+    """The latest moves of a run and its ranks."""
+
+    def __init__(self) -> None:
+        self._moves: deque[str] = deque(maxlen=_STORY_LENGTH)
+
+    def note(self, who: str, old: RunState | RankState, new: RunState | RankState) -> None:
+        """Note a move. Raise InvalidTransition, with the story, if it is not allowed."""
+        self._moves.append(f"{who}: {old.name} -> {new.name}")
+        if new not in _MOVES[old]:
+            raise InvalidTransition("\n".join([f"illegal move of {who}; please report this bug", *self._moves]))

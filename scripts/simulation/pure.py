@@ -52,8 +52,6 @@ def simulate_decisions(hosts: int, workers_per_host: int) -> dict[str, Any]:
     measure("restarted", RunState.RUNNING)
     world.finish()
     measure("end", RunState.FINISHED)
-    world.machine.summary()
-    measure("summary", RunState.FINISHED)
     return {"hosts": hosts, "workers": workers, "ended_by": "", "phases": phases}
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import distrain
 from distrain import FailureConfig
-from distrain.decisions.run import machine
+from distrain.decisions.run import stopping
 from distrain.system import process
 from distrain.torch import TorchConfig
 from tests.conftest import wait_until
@@ -90,8 +90,8 @@ def test_a_rank_that_cannot_be_started_ends_the_attempt_at_once(
     """The kernel limits the descriptors on their way, but not for root."""
     (tmp_path / "sitecustomize.py").write_text(NO_ROOM_FOR_RANK_1)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
-    monkeypatch.setattr(machine, "STOP_TIMEOUT_S", 100.0)
+    monkeypatch.setattr(stopping, "STOP_TIMEOUT_S", 100.0)
     began = time.monotonic()
     with pytest.raises(distrain.DistrainError, match=r"cannot start rank 1: .*Too many references"):
         fit(lambda: time.sleep(600))
-    assert time.monotonic() - began < machine.STOP_TIMEOUT_S
+    assert time.monotonic() - began < stopping.STOP_TIMEOUT_S

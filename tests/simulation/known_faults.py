@@ -142,8 +142,8 @@ KNOWN = [
     Known(
         "a stop is not followed by SIGKILL, as its time is not limited",
         "decisions/run/machine.py",
-        "        if self.saves_on_stop:\n            self._deadline = self._stop_by = self._now + grace_s\n",
-        "        if self.saves_on_stop:\n",
+        "        if self.stopping.lets_save:\n            self._deadline = self.stopping.save_by =",
+        "        if self.stopping.lets_save:\n            self.stopping.save_by =",
     ),
     Known(
         "a consequence is blamed",
@@ -416,7 +416,7 @@ KNOWN = [
     Known(
         "a rank that fails while the run stops makes it wait for others as long as ever",
         "decisions/run/machine.py",
-        "self._deadline = self._stop_by = self._now + grace_s",
+        "self._deadline = self.stopping.save_by = self._now + grace_s",
         "self._deadline = self._now + grace_s",
     ),
 ]

@@ -24,14 +24,14 @@ from distrain.errors import (
 )
 from distrain.system.arguments import in_users_words
 from distrain.system.log import warn
-from distrain.system.text import without_controls
+from distrain.system.text import is_full_disk, without_controls
 from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from distrain.decisions.blame import RunSummary
     from distrain.decisions.events import HangDetected
+    from distrain.decisions.run.machine import RunStateMachine
     from distrain.errors import RankFailure
 
 _LOADING = re.compile(
@@ -58,8 +58,9 @@ def exit_code_of(error: BaseException | None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunErrors:
-    """The exceptions of one run, from its summary.
+    """The exceptions of one run, from the state in which it has ended.
 
+    exceptions: those of ranks, if they were raised in this process.
     name: the name under which the user continues the run.
     is_script: the ranks run a script, which may keep snapshots of its own.
     facts: what the user should know of the run, by label, such as its ``step`` and its ``logs``; None if it is not
@@ -70,7 +71,8 @@ class RunErrors:
     collectives: what is known about collectives that ranks lack, or that do not match.
     """
 
-    summary: RunSummary
+    end: RunStateMachine
+    exceptions: Mapping[int, BaseException]
     name: str
     is_script: bool
     facts: Mapping[str, str | None]
@@ -81,30 +83,37 @@ class RunErrors:
 
     def error(self) -> BaseException:
         """Return the exception to raise. Show what else went wrong before Ctrl-C: that exception has no text."""
-        summary = self.summary
-        if summary.stop_reason is not None:
-            return self._stop_error(summary.stop_reason)
-        if summary.hung is not None and not summary.failures:
-            return self._hang_error(summary.hung)
-        if summary.failures and not summary.problem_explains_failures():
+        end = self.end
+        if end.stopping.reason is not None:
+            return self._stop_error(end.stopping.reason)
+        if end.hung is not None and not end.failures:
+            return self._hang_error(end.hung)
+        if end.failures and not self._problem_explains_failures():
             return self._worker_group_error()
-        problem = summary.problem or "all workers have ended, but no rank has failed; their logs may show why"
+        problem = end.problem or "all workers have ended, but no rank has failed; their logs may show why"
         problem = in_users_words(problem)
-        if summary.storage_failed:
+        if end.storage_failed:
             return ControllerError(_text([problem, *self._facts("once that is fixed, ")]))
-        if summary.resources_missing:
+        if end.resources_missing:
             return ResourcesError(_text([problem]))
-        kind = ControllerError if summary.entered else LaunchError
+        kind = ControllerError if end.retries.ever_entered else LaunchError
         return kind(_text([problem, *self._postscript()]))
+
+    def _problem_explains_failures(self) -> bool:
+        """Return True if no rank is to blame: its host was lost, or its error came from the full disk of the run."""
+        if self.end.problem and all(failure.lost for failure in self.end.failures):
+            return True
+        return self.end.storage_failed and all(is_full_disk(failure.summary) for failure in self.end.failures)
 
     def _stop_error(self, reason: str) -> BaseException:
         lines: list[str] = []
-        if own := self.summary.own_failures({exit_code("SIGTERM"), exit_code(reason)}):
+        requested = {exit_code("SIGTERM"), exit_code(reason)}
+        if own := [one for one in self.end.failures if not one.consequence and one.exit_code not in requested]:
             screen = failure_screen(own, stopped=(), last_lines=self.last_lines)
             lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
         if self.where:
             head = "before that, the ranks were last seen here:"
-            if self.summary.grace_is_over:
+            if self.end.stopping.grace_is_over:
                 head = "ranks that had not stopped were killed; RunConfig.stop_grace_s gives them more time:"
             lines += [in_users_words(head), *(f"    {line}" for line in self.where)]
         lines += self._other_problems()
@@ -116,21 +125,21 @@ class RunErrors:
         return KeyboardInterrupt()
 
     def _hang_error(self, hung: HangDetected) -> WorkerGroupError:
-        summary = self.summary
         where = "they were:" if hung.where else "no rank had been started"
         why = hung.deadlock or f"no rank has reported or printed anything for {hung.after_s:g} s"
         lines = [f"{in_users_words(why)}; {where}", *(f"    {line}" for line in hung.where)]
-        hosts = {rank: summary.hosts[rank] for rank in sorted({*summary.stopped_ranks, *hung.suspects})}
-        failures = hang_failures(hosts, hung.suspects, after_s=hung.after_s, finished=summary.finished)
+        assert self.end.plan is not None
+        blamed = sorted({*self.end.stopped_ranks, *hung.suspects})
+        hosts = {rank: self.end.plan.ranks[rank].host for rank in blamed}
+        failures = hang_failures(hosts, hung.suspects, after_s=hung.after_s, finished=self.end.finished)
         return self._group_error(HangError, failures, [*lines, *self._postscript()], hung.where)
 
     def _worker_group_error(self) -> WorkerGroupError:
-        summary = self.summary
-        failures = culprit_first(summary.failures)
+        failures = culprit_first(self.end.failures)
         screen = failure_screen(
             failures,
-            stopped=summary.stopped_ranks,
-            finished=summary.finished,
+            stopped=self.end.stopped_ranks,
+            finished=self.end.finished,
             where=self.where,
             last_lines=self.last_lines,
             cure=self.collectives.cure,
@@ -143,11 +152,11 @@ class RunErrors:
     ) -> WorkerGroupError:
         return kind(
             _text(lines),
-            worker_failures={one.rank: self.summary.errors.get(one.rank) or original(one) for one in failures},
+            worker_failures={one.rank: self.exceptions.get(one.rank) or original(one) for one in failures},
             culprit=failures[0].rank,
             exit_code=failures[0].exit_code,
             failures=failures,
-            stopped=self.summary.stopped_ranks,
+            stopped=self.end.stopped_ranks,
             where=where,
             last_lines={one.rank: self.last_lines.get(one.rank, ()) for one in failures},
         )
@@ -159,22 +168,21 @@ class RunErrors:
 
     def _other_problems(self) -> list[str]:
         """Return what else went wrong. The failure screen shows lost hosts already."""
-        summary = self.summary
-        if summary.storage_failed:
-            return [in_users_words(f"in addition, the storage has failed: {summary.problem}")]
-        if summary.problem and not any(failure.lost for failure in summary.failures):
-            return [in_users_words(f"in addition: {summary.problem}")]
+        if self.end.storage_failed:
+            return [in_users_words(f"in addition, the storage has failed: {self.end.problem}")]
+        if self.end.problem and not any(failure.lost for failure in self.end.failures):
+            return [in_users_words(f"in addition: {self.end.problem}")]
         return []
 
     def _postscript(self) -> list[str]:
         """Return the last lines of every failure's text."""
-        refusal = [in_users_words(self.summary.no_retry)] if self.summary.no_retry else []
-        return [*self.summary.earlier_attempts, *refusal, *self._facts()]
+        refusal = [in_users_words(self.end.retries.refusal)] if self.end.retries.refusal else []
+        return [*self.end.earlier_attempts, *refusal, *self._facts()]
 
     def _facts(self, condition: str = "") -> list[str]:
         """Return how far the run was, its files, and how to continue it, which ``condition`` allows."""
-        is_refused = any(map(is_refusal, self.summary.failures))
-        can_continue = self.facts["checkpoint"] or (self.summary.entered and not is_refused)
+        is_refused = any(map(is_refusal, self.end.failures))
+        can_continue = self.facts["checkpoint"] or (self.end.retries.ever_entered and not is_refused)
         facts = {**self.facts, "continue": f"{condition}{self.how_to_continue}" if can_continue else None}
         return [f"{label + ':':<12}{fact}" for label, fact in facts.items() if fact]
 
@@ -182,7 +190,7 @@ class RunErrors:
     def how_to_continue(self) -> str:
         """The way to continue the run, as a request to the user."""
         checkpoint = self.facts["checkpoint"]
-        if self.is_stuck and checkpoint and any(_LOADING.search(one.traceback) for one in self.summary.failures):
+        if self.is_stuck and checkpoint and any(_LOADING.search(one.traceback) for one in self.end.failures):
             name, cure = checkpoint.partition(",")[0], in_users_words("another RunConfig(name=...)")
             return f"no attempt could load {name}; use the code and settings that wrote it, or start afresh with {cure}"
         again = in_users_words(f"start the run again with RunConfig(name={self.name!r})")

@@ -22,8 +22,8 @@ from distrain.coordinator.run.errors import RunErrors, exit_code_of
 from distrain.coordinator.run.facts import RunFacts, plain
 from distrain.coordinator.store.event_log import EventLog
 from distrain.coordinator.store.manifest import RunManifest
-from distrain.decisions.blame import RunSummary
 from distrain.decisions.placement import shares_of, workers_on
+from distrain.decisions.run.machine import RunStateMachine
 from distrain.decisions.run.retries import start_without_checkpoint
 from distrain.decisions.run_status import RunStatus
 from distrain.decisions.states import RunState
@@ -158,10 +158,9 @@ class Run:
         error: BaseException | None,
     ) -> None:
         """Note in run.json how the run has ended, and tell the observers. All other files of the run are there."""
-        begun = RunSummary(state=RunState.CONNECTING, attempt=self.request.first_attempt - 1)
-        end = begun if engine is None else engine.end
+        end = RunStateMachine(self.request) if engine is None else engine.machine
         is_over = end.state.is_terminal and (result is not None or end.state is not RunState.FINISHED)
-        reason = None if end.state is RunState.FINISHED else end.stop_reason
+        reason = None if end.state is RunState.FINISHED else end.stopping.reason
         status = "failed" if not is_over else "stopped" if reason else end.state.value  # as its error says
         seconds = time.monotonic() - self._status.started
         advice = None
@@ -190,7 +189,7 @@ class Run:
                 )
             )
 
-    def _storage_works(self, end: RunSummary) -> bool:
+    def _storage_works(self, end: RunStateMachine) -> bool:
         return not (end.storage_failed or self.store.is_stalled)
 
     def _write_start(self) -> None:
@@ -258,7 +257,7 @@ class Run:
 
     def _conclude(self, engine: Engine) -> tuple[Result, BaseException | None]:
         """Make the Result, and the exception to raise if the run did not finish."""
-        value = engine.end.value
+        value = engine.machine.value
         if value is not None:
             self._write_at_end(
                 lambda: write_atomically(self.store.paths.return_value, value),
@@ -274,7 +273,7 @@ class Run:
             last=last,
             return_value=None if value is None else job.unpickle_return_value(value),
         )
-        if engine.end.state is RunState.FINISHED:
+        if engine.machine.state is RunState.FINISHED:
             return result, None
         error = self._run_errors(engine).error()
         if isinstance(error, TrainingFailedError):
@@ -300,7 +299,7 @@ class Run:
             write_atomically(self.store.paths.error_pickle, blob)
 
     def _run_errors(self, engine: Engine) -> RunErrors:
-        end, evidence, progress, store = engine.end, engine.evidence, self._status.progress, self.store
+        end, evidence, progress, store = engine.machine, engine.evidence, self._status.progress, self.store
         latest, logs = store.ledger.latest, store.paths.log(end.attempt, 0).parent
         has_logs = self._starts_workers and end.attempt >= self._manifest.first_attempt
         has_page = self._storage_works(end) and not store.is_remote  # else it is not certain to be written
@@ -312,7 +311,8 @@ class Run:
             "page" if has_page else "run": str(store.paths.page if has_page else store.location),
         }
         return RunErrors(
-            summary=end,
+            end=end,
+            exceptions=engine.ranks.errors,
             name=store.location.name,
             is_script=self.request.is_script,
             facts=facts,

@@ -67,13 +67,12 @@ class Hangs:
     is_serving: files are being stored for ranks, or brought to them; nothing hangs while a rank waits for that.
     is_debugged: a rank waits for a person, and others for it.
 
-    hosts: returns those of the attempt that are not lost; none while no rank is at work. at_work: returns the ranks
-    that have not ended. since_1970: turns a moment into seconds since 1970. folder: returns where evidence is kept.
+    hosts: returns those of the attempt that are not lost; none while no rank is at work. since_1970: turns a moment
+    into seconds since 1970. folder: returns where evidence is kept.
     """
 
     config: FailureConfig
     hosts: Callable[[], list[str]]
-    at_work: Callable[[], Collection[int]]
     since_1970: Callable[[float], float]
     folder: Callable[[], object]
     now: float = 0.0
@@ -356,7 +355,7 @@ class Hangs:
             return
         self._stacks, self._silent, self._idle = {}, set(), set()
         hosts = self.hosts()
-        self._ask("standstill", self.at_work() if hosts else ())
+        self._ask("standstill", sorted(self.standstills.ranks) if hosts else ())
         self.actions += [SendMessage(host, wire.TakeStacks(attempt=self._attempt, watches=watches)) for host in hosts]
         self._awaited_hosts = set(hosts)
         self._later("stacks", STACKS_TIMEOUT_S if self._awaited_hosts else 0.0, self._complete)

@@ -82,7 +82,6 @@ class HostPool:
         """The lost hosts, and why each was lost."""
         most = scaling.max_workers
         self._slots = {name: most if slots is None else min(slots, most) for name, slots in slots.items()}
-        self._names = list(slots)
         self._position = {name: position for position, name in enumerate(slots)}
         self._most = min(most, sum(self._slots.values()))
         self._least = min(scaling.min_workers, self._most)
@@ -93,8 +92,8 @@ class HostPool:
         """The slow hosts, likewise. Only an OrderedDict finds its first item quickly after many were removed."""
         self._connect_at: dict[str, float] = {}
         """The hosts that may be connected, and from when on."""
-        self._queue: list[tuple[float, int]] = []
-        """A heap of these moments with the position of the host. Those that are not in ``_connect_at`` are outdated."""
+        self._queue: list[tuple[float, int, str]] = []
+        """A heap of these moments, with the position and the name of the host. Outdated if not in ``_connect_at``."""
         self._connected_slots = self._prompt_slots = self._slow_slots = self._possible_slots = 0
         self._needed = sum(before < self._most for before in itertools.accumulate(self._slots.values(), initial=0))
         """The number of hosts that have slots for all workers."""
@@ -200,7 +199,7 @@ class HostPool:
         self._look_at_clock(now)
         chosen = []
         while self._wants_more and self._next_moment() <= now:
-            host = self._names[self._queue[0][1]]
+            host = self._queue[0][2]
             self._forbid(host)
             self._prompt[host] = now
             self._prompt_slots += self._slots[host]
@@ -253,14 +252,14 @@ class HostPool:
 
     def _next_moment(self) -> float:
         """Return from when on the next host may be connected; infinity if there is none."""
-        while self._queue and self._connect_at.get(self._names[self._queue[0][1]]) != self._queue[0][0]:
+        while self._queue and self._connect_at.get(self._queue[0][2]) != self._queue[0][0]:
             heapq.heappop(self._queue)
         return self._queue[0][0] if self._queue else math.inf
 
     def _allow(self, host: str, moment: float) -> None:
         self._connect_at[host] = moment
         self._possible_slots += self._slots[host]
-        heapq.heappush(self._queue, (moment, self._position[host]))
+        heapq.heappush(self._queue, (moment, self._position[host], host))
 
     def _forbid(self, host: str) -> None:
         if self._connect_at.pop(host, None) is not None:

@@ -15,28 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distrain import wire
-from distrain.decisions.blame import RunSummary, culprit_first, finished_early
-from distrain.decisions.events import (
-    Action,
-    AllTrain,
-    AttemptEnded,
-    AttemptStarts,
-    CheckpointAvailable,
-    ConnectHost,
-    Event,
-    HangDetected,
-    HostLost,
-    Outstanding,
-    RankEnds,
-    RolledBack,
-    RunRequest,
-    SendMessage,
-    ShowLine,
-    StopRequested,
-    StorageFailed,
-    Tick,
-    WorkersStart,
-)
+from distrain.decisions import events
+from distrain.decisions.blame import culprit_first, finished_early
+from distrain.decisions.checkpoints.actions import NewStart
 from distrain.decisions.hearing import on, table_of
 from distrain.decisions.placement import make_plan
 from distrain.decisions.ranks import Rank, Ranks
@@ -45,34 +26,26 @@ from distrain.decisions.run.launching import Launch
 from distrain.decisions.run.retries import RetryPolicy, start_without_checkpoint
 from distrain.decisions.run.rollbacks import Rollbacks
 from distrain.decisions.run.saving import Saving
-from distrain.decisions.run.stop_consensus import StopConsensus
+from distrain.decisions.run.stopping import TERM_GRACE_S, Stopping
 from distrain.decisions.run.telling import changed_plan, crowded_hosts, failed_attempt, lost_host_error, missing_hosts
-from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState
-from distrain.errors import InvalidTransition, LaunchError, ResourcesError
-from distrain.system.text import BY_COMMAND, name_hosts, name_ranks, signal_of, stopped_by
+from distrain.decisions.states import RankState, RunState, Story
+from distrain.errors import LaunchError, ResourcesError
+from distrain.system.text import name_hosts, name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from distrain.errors import RankFailure
     from distrain.hosts.world import WorldPlan
 
 LOST_HOST_GRACE_S = 10.0
 """Seconds to wait for lost hosts before restarting without them. Equals ssh's connect timeout."""
-STOP_TIMEOUT_S = 10.0
-"""Seconds, beyond the grace, to wait for hosts to end all processes of an attempt before the run gives them up."""
 EXIT_TIMEOUT_S = 600.0
 """Seconds to wait for exit handlers of ranks that have finished train_func, before the run fails. Scripts have more."""
-LEASE_MARGIN_S = 2.0
-"""Seconds between the expiry of a silent host's lease and the moment when the coordinator surely knows of it."""
-TERM_GRACE_S = 2.0
-"""Seconds to SIGKILL for ranks that get a signal after others were in vain: should_stop(), or another signal."""
 UPLOAD_PATIENCE_S = 300.0
 """Seconds that an attempt with unfinished work waits at its end for uploads that complete a checkpoint."""
 NOTICE_AFTER_S = 5.0
 """Seconds to wait for checkpoints before a line on the console says so."""
-_STORY_LENGTH = 200
-"""Number of moves that InvalidTransition shows."""
 _EARLIER_KEPT = 5
 """Number of earlier attempts that an error shows."""
 
@@ -84,24 +57,24 @@ class _Due(NamedTuple):
 class RunStateMachine:
     """One run, from the first HELLO to its end."""
 
-    def __init__(self, request: RunRequest) -> None:
+    def __init__(self, request: events.RunRequest) -> None:
         self.request = request
         self.state = RunState.CONNECTING
         self.attempt = request.first_attempt - 1
         self.checkpoint = request.checkpoint
         """Path or URL of the latest checkpoint, from which the next attempt starts."""
-        self.stop_reason: str | None = None
-        """Why the user asked the run to stop."""
         self.problem: str | None = None
         """Why the run cannot continue, if no rank is to blame."""
         self.resources_missing = False
+        """The hosts do not have what the scaling config asks for."""
         self.storage_failed = False
+        """The run directory cannot be written."""
         self.plan: WorldPlan | None = None
         """The plan of the latest attempt."""
-        self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
-        """The latest moves of the run and its ranks, for InvalidTransition."""
+        self._story = Story()
+        self.stopping = Stopping(request)
         self.retries = RetryPolicy(request.failure_config, is_script=request.is_script)
-        self.hung: HangDetected | None = None
+        self.hung: events.HangDetected | None = None
         """The hang that ended the latest attempt."""
         self._rollbacks = Rollbacks(request)
         self.earlier_attempts: deque[str] = deque(maxlen=_EARLIER_KEPT)
@@ -111,56 +84,31 @@ class RunStateMachine:
         self._launch = Launch(request)
         self._ranks = Ranks()
         self._busy_hosts: dict[str, None] = {}
-        self._signalled_hosts: set[str] = set()
-        """The hosts whose ranks were told to end by a signal, and may do so by themselves."""
-        self._last_grace_s = 0.0
-        self._grace_is_over = False
-        self._retry_forbidden = False
-        self._stop_consensus = StopConsensus(self.attempt)
         self._saving: Saving | None = None
         """What SAVING waits for; None until that is known."""
-        self._stop_by = math.inf
-        """Until when ranks may save because the user wants the run to stop."""
         self._waits_since = math.inf
         """When the wait of PREPARING, SAVING or SETTLING began."""
         self._has_announced_wait = False
-        self._deadline: float | None = None
+        self._deadline = math.inf
         self._now = 0.0
-        self._actions: list[Action] = []
+        self._actions: list[events.Action] = []
 
     # -- the state of the run -------------------------------------------------------------------------------------
 
-    def summary(self, errors: Mapping[int, BaseException] | None = None) -> RunSummary:
-        """Return the summary of the run. ``errors``: exceptions by rank, if they were raised in this process."""
-        return RunSummary(
-            state=self.state,
-            attempt=self.attempt,
-            value=self.outcomes[0].body if self.is_done else None,
-            failures=self.failures,
-            errors=errors or {},
-            stopped_ranks=self.stopped_ranks,
-            stop_reason=self.stop_reason,
-            grace_is_over=self._grace_is_over,
-            problem=self.problem,
-            hung=self.hung,
-            no_retry=self.retries.refusal,
-            hosts=[rank.host for rank in self.plan.ranks] if self.plan else (),
-            finished=sorted(self.outcomes),
-            storage_failed=self.storage_failed,
-            resources_missing=self.resources_missing,
-            entered=self.retries.ever_entered,
-            earlier_attempts=list(self.earlier_attempts),
-        )
+    @property
+    def value(self) -> bytes | None:
+        """Rank 0's pickled return value, if every rank has finished its work."""
+        return self._ranks.outcomes[0].body if self.is_done else None
+
+    @property
+    def finished(self) -> list[int]:
+        """The ranks of the latest attempt that have finished their work."""
+        return sorted(self._ranks.outcomes)
 
     @property
     def failures(self) -> list[RankFailure]:
         """The failures of the latest attempt, in order of arrival. One that was ended on purpose has none."""
         return [] if self._rollbacks.of(self.attempt) else self._ranks.failures()
-
-    @property
-    def outcomes(self) -> Mapping[int, wire.Outcome]:
-        """The good outcomes of the latest attempt, by rank."""
-        return self._ranks.outcomes
 
     @property
     def is_done(self) -> bool:
@@ -175,13 +123,8 @@ class RunStateMachine:
     @property
     def stopped_ranks(self) -> list[int]:
         """The ranks of the latest attempt that distrain stopped."""
-        others = {failure.rank for failure in self.failures} | self.outcomes.keys()
+        others = {failure.rank for failure in self.failures} | self._ranks.outcomes.keys()
         return [number for number in range(len(self._ranks.all)) if number not in others]
-
-    @property
-    def was_asked_to_stop(self) -> bool:
-        """True if the user has asked the run to stop, even if it ends because it had failed before."""
-        return self.stop_reason is not None or self._retry_forbidden
 
     @property
     def living_hosts(self) -> list[str]:
@@ -189,39 +132,29 @@ class RunStateMachine:
         return [host for host in (self.plan.hosts if self.plan else ()) if not self._host_pool.is_lost(host)]
 
     @property
-    def saves_on_stop(self) -> bool:
-        """True if ranks that should stop learn it from should_stop() first, and can save a checkpoint."""
-        return bool(self._stop_consensus.callers and self.request.stop_grace_s)
-
-    @property
     def attempt_is_active(self) -> bool:
         """True if there may be processes of the latest attempt."""
         working = (RunState.STARTING, RunState.RUNNING, RunState.RELEASING)
         return self.state in working or self.state.has_ended_early
-
-    @property
-    def busy_hosts(self) -> Collection[str]:
-        """The hosts that may have processes of the attempt, and can still send a message about them."""
-        return self._busy_hosts if self.attempt_is_active else ()
 
     def has_succeeded(self, end: wire.Exited) -> bool:
         """Return whether a rank has done its work that has sent no outcome: a script may end by its exit code alone."""
         return self.request.is_script and end.exit_code == 0 and self._ranks[end.rank].state is RankState.RUNNING
 
     def deadline(self) -> float | None:
-        """Return when the machine needs a :class:`Tick`."""
-        moments = (self._deadline, self._stop_consensus.deadline)
-        return min((moment for moment in moments if moment is not None), default=None)
+        """Return when the machine needs a :class:`~distrain.decisions.events.Tick`."""
+        moment = min(self._deadline, self.stopping.consensus.deadline)
+        return moment if moment < math.inf else None
 
     # -- events ---------------------------------------------------------------------------------------------------
 
-    def start(self, now: float) -> list[Action]:
+    def start(self, now: float) -> list[events.Action]:
         """Begin the run. Must be called once, before any event."""
         self._now = now
         self._search_hosts(reconnect_s=0.0, wait_s=HOST_ANSWER_TIMEOUT_S)
         return self._take_actions()
 
-    def handle(self, event: Event | wire.Message, now: float, host: str = "") -> list[Action]:
+    def handle(self, event: events.Event | NewStart | wire.Message, now: float, host: str = "") -> list[events.Action]:
         """Return what to do about ``event``. Raise InvalidTransition, with the story, if it is impossible now.
 
         The end of a run is final, except that a finished run fails if its last report cannot be stored after all.
@@ -230,8 +163,8 @@ class RunStateMachine:
         """
         self._now = now
         is_late = isinstance(event, wire.OfAttempt) and event.attempt != self.attempt
-        is_over = self.state.is_terminal and not (self.state is RunState.FINISHED and isinstance(event, StorageFailed))
-        if not (is_late or is_over):
+        is_unstored = self.state is RunState.FINISHED and isinstance(event, events.StorageFailed)
+        if not is_late and (is_unstored or not self.state.is_terminal):
             self._dispatch(host, event)
         return self._take_actions()
 
@@ -240,32 +173,32 @@ class RunStateMachine:
         if (handler := HANDLERS.get((kind, self.state)) or HANDLERS.get((kind, None))) is not None:
             handler(self, host, event)
 
-    def _do(self, *actions: Action) -> None:
+    def _do(self, *actions: events.Action) -> None:
         self._actions += actions
 
-    def _take_actions(self) -> list[Action]:
+    def _take_actions(self) -> list[events.Action]:
         actions, self._actions = self._actions, []
         return actions
 
-    @on(CheckpointAvailable)
-    def _on_checkpoint(self, _: str, event: CheckpointAvailable) -> None:
+    @on(NewStart)
+    def _on_checkpoint(self, _: str, event: NewStart) -> None:
         self.checkpoint = event.path
 
     @on(wire.Notice)
     def _on_notice(self, host: str, message: wire.Notice) -> None:
-        self._do(ShowLine(f"{host}: {message.text}", once=True))
+        self._do(events.ShowLine(f"{host}: {message.text}", once=True))
 
-    @on(Tick)
-    def _on_tick(self, _: str, event: Tick) -> None:
-        self._send_stop_orders(self._stop_consensus.tick(self._now))
-        if self._deadline is not None and self._now >= self._deadline:
-            self._deadline = None
+    @on(events.Tick)
+    def _on_tick(self, _: str, event: events.Tick) -> None:
+        self._send_stop_orders(self.stopping.consensus.tick(self._now))
+        if self._now >= self._deadline:
+            self._deadline = math.inf
             self._dispatch("", _Due())
 
     @on(_Due, RunState.STARTING, RunState.RUNNING)
     def _on_stop_grace_over(self, _: str, event: _Due) -> None:
         """End the ranks: should_stop() is true, and they have had the time to save."""
-        self._pass_signal_on(TERM_GRACE_S)
+        self._stop(self.stopping.signal_order(TERM_GRACE_S))
 
     @on(_Due, RunState.RESERVING)
     def _on_no_port(self, _: str, event: _Due) -> None:
@@ -274,9 +207,9 @@ class RunStateMachine:
 
     @on(_Due, RunState.STOPPING)
     def _on_cannot_end(self, _: str, event: _Due) -> None:
-        text = f"{name_hosts(self.busy_hosts)}: processes could not be ended within the time limit"
+        text = f"{name_hosts(self._busy_hosts)}: processes could not be ended within the time limit"
         if self.is_done:
-            self._do(ShowLine(text))
+            self._do(events.ShowLine(text))
             self._settle()
         else:
             self._give_up(text)
@@ -292,8 +225,8 @@ class RunStateMachine:
         if late:
             self._end_for(text)
         else:
-            self._do(ShowLine(text))
-            self._stop(0.0)
+            self._do(events.ShowLine(text))
+            self._stop(self.stopping.order())
 
     # -- hosts connect --------------------------------------------------------------------------------------------
 
@@ -313,7 +246,7 @@ class RunStateMachine:
 
     def _try_start_attempt(self) -> None:
         """Begin the next attempt if there are hosts for it. Otherwise connect further hosts and wait, or give up."""
-        connecting = [ConnectHost(host) for host in self._host_pool.hosts_to_connect(self._now)]
+        connecting = [events.ConnectHost(host) for host in self._host_pool.hosts_to_connect(self._now)]
         readiness = self._host_pool.readiness(self._now)
         if readiness is Readiness.READY:
             self._do(*connecting)
@@ -322,11 +255,10 @@ class RunStateMachine:
         if self.state is not RunState.CONNECTING:
             self._move(RunState.CONNECTING)
         if readiness is Readiness.HOPELESS:
-            self._forget_attempt()
             self._give_up(missing_hosts(self._host_pool, self.request, has_restarted=bool(self.retries.used)))
             return
         if text := self._host_pool.describe_progress(self._now):
-            self._do(ShowLine(text))
+            self._do(events.ShowLine(text))
         self._deadline = self._host_pool.deadline()
         self._do(*connecting)
 
@@ -336,18 +268,13 @@ class RunStateMachine:
             self.plan = self.request.plan or make_plan(self._host_pool.connected, self.request.scaling)
         except ResourcesError as error:
             self.resources_missing = True
-            self._forget_attempt()
             self._give_up(str(error))
             return
         if text := changed_plan(before, self.plan, self._host_pool, self.request.scaling.max_workers):
-            self._do(ShowLine(text))
-        self._do(*(ShowLine(text, once=True) for text in crowded_hosts(self.plan, self._host_pool)))
+            self._do(events.ShowLine(text))
+        self._do(*(events.ShowLine(text, once=True) for text in crowded_hosts(self.plan, self._host_pool)))
         self._do(*self._launch.prepare(self.plan))
         self._begin_attempt(self.plan)
-
-    def _forget_attempt(self) -> None:
-        """Drop the facts of the latest attempt: the run does not end because of what its ranks did."""
-        self._ranks, self.hung = Ranks(), None
 
     # -- an attempt begins: ports are reserved, hosts get their files, workers start --------------------------------
 
@@ -356,18 +283,18 @@ class RunStateMachine:
         self.attempt += 1
         self._ranks = Ranks(plan)
         self._busy_hosts = dict.fromkeys(plan.hosts)
-        self._signalled_hosts = set()
-        self.hung, self._stop_consensus = None, StopConsensus(self.attempt)
+        self.hung = None
+        self.stopping.begin(self.attempt)
         self._deadline = self._now + HOST_ANSWER_TIMEOUT_S
-        self._do(AttemptStarts(self.attempt, plan), self._launch.reserve(plan, self.attempt))
+        self._do(events.AttemptStarts(self.attempt, plan), self._launch.reserve(plan, self.attempt))
 
     @on(wire.RendezvousPort, RunState.RESERVING)
     def _on_port_reserved(self, _: str, message: wire.RendezvousPort) -> None:
         self._launch.meeting_point = message
         self._begin_wait(RunState.PREPARING)
 
-    @on(Outstanding, RunState.PREPARING)
-    def _on_preparing(self, _: str, work: Outstanding) -> None:
+    @on(events.Outstanding, RunState.PREPARING)
+    def _on_preparing(self, _: str, work: events.Outstanding) -> None:
         if work.verifying or work.copying:
             name = self._name_checkpoint()
             text = f"verifying the checkpoint {name}, from which the run continues; Ctrl-C ends the run"
@@ -384,10 +311,10 @@ class RunStateMachine:
             self._give_up(str(error))
             return
         self._move(RunState.STARTING)
-        self._deadline, self.retries.started_from = None, self.checkpoint
+        self._deadline, self.retries.started_from = math.inf, self.checkpoint
         if self.retries.used and not self._rollbacks.of(self.attempt - 1):
-            self._do(ShowLine(f"{self.retries}, from {self._name_start()}"))
-        self._do(*starts, WorkersStart(self.plan))
+            self._do(events.ShowLine(f"{self.retries}, from {self._name_start()}"))
+        self._do(*starts, events.WorkersStart(self.plan))
 
     @property
     def _run_directory(self) -> str:
@@ -405,7 +332,7 @@ class RunStateMachine:
 
     @on(wire.StopVote)
     def _on_vote(self, _: str, vote: wire.StopVote) -> None:
-        self._send_stop_orders(self._stop_consensus.vote(vote.rank, vote.call, self._now))
+        self._send_stop_orders(self.stopping.consensus.vote(vote.rank, vote.call, self._now))
 
     @on(wire.Running)
     def _on_running(self, _: str, message: wire.Running) -> None:
@@ -414,21 +341,21 @@ class RunStateMachine:
         self._move_rank(rank, RankState.RUNNING)
         if self.state is RunState.STARTING and self._ranks.all_started:
             self._move(RunState.RUNNING)
-            self._do(AllTrain())
+            self._do(events.AllTrain())
 
-    @on(RankEnds)
-    def _on_rank_ends(self, _: str, ends: RankEnds) -> None:
+    @on(events.RankEnds)
+    def _on_rank_ends(self, _: str, ends: events.RankEnds) -> None:
         self._ranks[ends.rank].reports, self._ranks[ends.rank].reason = ends.reports, ends.reason
 
     @on(wire.Outcome)
     def _on_outcome(self, _: str, outcome: wire.Outcome) -> None:
         rank, worked = self._ranks[outcome.rank], not self._ranks.none_works
-        was_told = rank.plan.host in self._signalled_hosts
+        was_told = self.stopping.was_told(rank.plan.host)
         if not (was_told and (outcome.ok or outcome.exits)):  # else it ends because it was told to
             self._ranks.set_outcome(rank, outcome)
-            rank.was_told = was_told and self.stop_reason is None
+            rank.was_told = was_told and self.stopping.reason is None
         self._move_rank(rank, RankState.DONE if outcome.ok else RankState.RAISED)
-        self._send_stop_orders(self._stop_consensus.mark_finished(outcome.rank))
+        self._send_stop_orders(self.stopping.consensus.mark_finished(outcome.rank))
         self._release_stopped(is_last=worked)
         if outcome.rollback is not None:
             self._on_rollback(rank, outcome.rollback)
@@ -440,7 +367,7 @@ class RunStateMachine:
     @on(wire.Exited)
     def _on_exited(self, _: str, end: wire.Exited) -> None:
         rank, worked = self._ranks[end.rank], not self._ranks.none_works
-        was_told = rank.plan.host in self._signalled_hosts
+        was_told = self.stopping.was_told(rank.plan.host)
         # Before the attempt is stopped, even a signal that distrain sent is a failure: a run says why it ends.
         by_us = self.state is RunState.STOPPING and (end.by_us or (was_told and end.lost is None))
         rank.exited = replace(end, by_us=by_us)
@@ -457,14 +384,14 @@ class RunStateMachine:
         """Release the processes once every rank has finished its work: none of them needs another one."""
         if self._ranks.all_finished and self.state in (RunState.STARTING, RunState.RUNNING):
             self._move(RunState.RELEASING)
-            self._deadline = None if self.request.is_script else self._now + EXIT_TIMEOUT_S
+            self._deadline = math.inf if self.request.is_script else self._now + EXIT_TIMEOUT_S
             self._release()
 
     def _release(self) -> None:
         """Let ranks that have finished, and wait for the others, exit."""
         for rank in self._ranks.all:
             if rank.state is RankState.DONE:
-                self._do(SendMessage(rank.plan.host, wire.Release(attempt=self.attempt, rank=rank.plan.rank)))
+                self._do(events.SendMessage(rank.plan.host, wire.Release(attempt=self.attempt, rank=rank.plan.rank)))
 
     def _release_stopped(self, *, is_last: bool) -> None:
         """Release ranks of an attempt that is being stopped once the last rank has ended its work."""
@@ -483,11 +410,11 @@ class RunStateMachine:
         self._saving = None
         self._begin_wait(RunState.SAVING)
 
-    @on(Outstanding, RunState.SAVING)
-    def _on_saving(self, _: str, work: Outstanding) -> None:
+    @on(events.Outstanding, RunState.SAVING)
+    def _on_saving(self, _: str, work: events.Outstanding) -> None:
         """Stop the other ranks, unless they store a checkpoint, or may catch up with the reports of failed ranks."""
         is_new = self._saving is None
-        self._saving = self._saving or Saving(self._waits_since, self._stop_by)
+        self._saving = self._saving or Saving(self._waits_since, self.stopping.save_by)
         if not self._saving.update(work.saving, self._now):
             return
         if not self._saving.awaited:
@@ -495,7 +422,7 @@ class RunStateMachine:
             return
         self._deadline = self._saving.until
         if is_new and (self._saving.is_storing or self._is_culprit_known):  # else an awaited rank may be the culprit
-            self._do(ShowLine(self._saving.describe(self.failed_ranks, self._now)))
+            self._do(events.ShowLine(self._saving.describe(self.failed_ranks, self._now)))
 
     @on(_Due, RunState.SAVING)
     def _on_saving_due(self, _: str, event: _Due) -> None:
@@ -506,21 +433,21 @@ class RunStateMachine:
 
         If all failures so far are consequences of another one, the agents wait for that one while they take stacks.
         """
-        grace_s = self.request.peer_failure_grace_s
-        self._stop(0.0, last_grace_s=grace_s, culprit_known=self._is_culprit_known)
+        self._stop_others(culprit_known=self._is_culprit_known)
 
     @property
     def _is_culprit_known(self) -> bool:
         return any(not failure.consequence for failure in self.failures)
 
-    @on(HangDetected, RunState.STARTING, RunState.RUNNING)  # else the attempt ended while stacks were taken
-    def _on_hang(self, _: str, hang: HangDetected) -> None:
+    @on(events.HangDetected, RunState.STARTING, RunState.RUNNING)  # else the attempt ended while stacks were taken
+    def _on_hang(self, _: str, hang: events.HangDetected) -> None:
         self.hung = hang
         self._stop_others()
 
-    def _stop_others(self) -> None:
+    def _stop_others(self, *, culprit_known: bool = True) -> None:
         """Stop all ranks, because of one of them or of its host."""
-        self._stop(0.0, last_grace_s=self.request.peer_failure_grace_s)
+        grace_s = self.request.peer_failure_grace_s
+        self._stop(self.stopping.order(last_grace_s=grace_s, culprit_known=culprit_known))
 
     # -- a rank asks to roll back ---------------------------------------------------------------------------------
 
@@ -541,18 +468,18 @@ class RunStateMachine:
         if self.state is not RunState.STOPPING:
             self._stop_others()
 
-    @on(RolledBack)
-    def _on_rolled_back(self, _: str, back: RolledBack) -> None:
+    @on(events.RolledBack)
+    def _on_rolled_back(self, _: str, back: events.RolledBack) -> None:
         self.checkpoint = back.path
         text = self._rollbacks.end(self.attempt, back, self._name_start())
         self.earlier_attempts.append(f"attempt {self.attempt} before: {text}")
-        self._do(ShowLine(text))
+        self._do(events.ShowLine(text))
         self._begin_next_attempt()
 
     # -- a host is lost, or cannot continue -----------------------------------------------------------------------
 
-    @on(HostLost)
-    def _on_host_lost(self, _: str, lost: HostLost) -> None:
+    @on(events.HostLost)
+    def _on_host_lost(self, _: str, lost: events.HostLost) -> None:
         host, why = lost.host, lost.why
         if self._host_pool.is_lost(host):
             return
@@ -566,7 +493,7 @@ class RunStateMachine:
         elif not (is_later or self.state is RunState.WAITING or self.plan is None) and self.plan.on(host):
             self._lose(lost, self.plan)
 
-    def _lose(self, lost: HostLost, plan: WorldPlan) -> None:
+    def _lose(self, lost: events.HostLost, plan: WorldPlan) -> None:
         """Go on without a host of the attempt, or end it."""
         host = lost.host
         owes = any(self._loses_work(lost, self._ranks[rank.rank]) for rank in plan.on(host))
@@ -578,13 +505,13 @@ class RunStateMachine:
             self._give_up(self._host_pool.describe_losses())
         elif self.state.has_ended_early or self.state is RunState.SETTLING:
             self._note_idle(host)
-        elif not lost.owes and all(rank.rank in self.outcomes for rank in plan.on(host)):
+        elif not lost.owes and all(rank.rank in self._ranks.outcomes for rank in plan.on(host)):
             text = f"{host}: its ranks had finished, so the other ranks continue without it: {lost.why}"
-            self._do(ShowLine(text))
+            self._do(events.ShowLine(text))
         else:
             self._on_attempt_failed()
 
-    def _mark_ranks_lost(self, lost: HostLost) -> None:
+    def _mark_ranks_lost(self, lost: events.HostLost) -> None:
         """Let the ranks of a lost host fail.
 
         Ranks that had finished fail, too, if a checkpoint still needs the host and the attempt has not failed already.
@@ -598,13 +525,17 @@ class RunStateMachine:
                 continue
             if rank.exited is None:
                 self._move_rank(rank, RankState.EXITED)
-            rank.exited = wire.Exited(attempt=self.attempt, rank=plan.rank, lost=lost.why)
-            if loses_work:
-                self._ranks.drop_outcome(rank)
-            if rank.outcome is None:
-                self._ranks.count_failure(rank)
+            self._lose_rank(rank, lost.why, loses_work=loses_work)
 
-    def _loses_work(self, lost: HostLost, rank: Rank) -> bool:
+    def _lose_rank(self, rank: Rank, why: str, *, loses_work: bool) -> None:
+        """Let a rank fail that is lost. ``loses_work``: it had finished, but what it has saved is lost."""
+        rank.exited = wire.Exited(attempt=self.attempt, rank=rank.plan.rank, lost=why)
+        if loses_work:
+            self._ranks.drop_outcome(rank)
+        if rank.outcome is None:
+            self._ranks.count_failure(rank)
+
+    def _loses_work(self, lost: events.HostLost, rank: Rank) -> bool:
         """Return whether work of a rank that had finished may be lost: a checkpoint, or what exit handlers do."""
         return lost.owes or (self.request.is_script and rank.exited is None)
 
@@ -612,8 +543,8 @@ class RunStateMachine:
     def _on_host_failed(self, host: str, message: wire.HostFailed) -> None:
         self._end_for(f"{host}: {message.text}")
 
-    @on(StorageFailed)
-    def _on_storage_failed(self, _: str, event: StorageFailed) -> None:
+    @on(events.StorageFailed)
+    def _on_storage_failed(self, _: str, event: events.StorageFailed) -> None:
         self.storage_failed = True
         self._end_for(event.why)
 
@@ -625,26 +556,23 @@ class RunStateMachine:
         if self.attempt_is_active:
             self._stop_others()
             return
-        if self.state in (RunState.CONNECTING, RunState.WAITING):
-            self._forget_attempt()
         self._give_up(self.problem)
 
     # -- the user asks the run to stop ----------------------------------------------------------------------------
 
-    @on(StopRequested)
-    def _on_stop_requested(self, _: str, asked: StopRequested) -> None:
-        why = asked.why
+    @on(events.StopRequested)
+    def _on_stop_requested(self, _: str, asked: events.StopRequested) -> None:
         has_ended = self.state.has_ended_early or self.state is RunState.SETTLING
-        if has_ended and self.stop_reason is None and self.failures:
+        is_repeated = self.stopping.reason is not None
+        if has_ended and not is_repeated and self.failures:
             self._end_failed_run()
             return
-        is_repeated = self.stop_reason is not None
-        self.stop_reason = self.stop_reason or why
+        self.stopping.reason = self.stopping.reason or asked.why
         if is_repeated or self.state.has_ended_early:
             self._stop_now()
         elif self.state is RunState.SETTLING:
             self._waits_since = self._now  # the grace begins
-            self._announce_stop("the run stops when its checkpoint is stored", "ends the wait")
+            self._do(self.stopping.say("the run stops when its checkpoint is stored", "ends the wait"))
         elif not self.attempt_is_active:
             self._end_early(RunState.STOPPED)
         else:
@@ -652,102 +580,50 @@ class RunStateMachine:
 
     def _end_failed_run(self) -> None:
         """Let a run that has failed end, with the failure, which the user should see."""
-        if self._retry_forbidden:
+        if self.stopping.forbids_retry:
             self._stop_now()
         else:
-            self._retry_forbidden = True
+            self.stopping.forbids_retry = True
             if self.state is RunState.SAVING:
                 self._stop_after_failure()
 
     def _stop_training(self) -> None:
         grace_s = self.request.stop_grace_s
-        if self.saves_on_stop:
-            self._deadline = self._stop_by = self._now + grace_s
-            self._announce_stop(f"the run stops; the workers have {grace_s:g} s to save a checkpoint")
-            self._send_stop_orders(self._stop_consensus.request_stop())
-            return
-        text = f"the run stops within {grace_s:g} s"
-        if self.request.is_script:
-            text = f"passed on to the workers, which have {grace_s:g} s to end"
-        elif not self._stop_consensus.callers:
-            text += "; no checkpoint is saved because no rank has called should_stop()"
-        self._announce_stop(text)
-        self._pass_signal_on(grace_s)
-
-    def _announce_stop(self, text: str, more: str = "kills the workers now") -> None:
-        """Say what happens, and what happens if the user asks again."""
-        assert self.stop_reason is not None
-        pressed = stopped_by(self.stop_reason)
-        again = "Ctrl-C" if self.stop_reason == BY_COMMAND else f"{pressed} again"
-        self._do(ShowLine(f"{pressed}: {text}. {again} {more}"))
+        self._do(self.stopping.announcement())
+        if self.stopping.lets_save:
+            self._deadline = self.stopping.save_by = self._now + grace_s
+            self._send_stop_orders(self.stopping.consensus.request_stop())
+        else:
+            self._stop(self.stopping.signal_order(grace_s))
 
     def _stop_now(self) -> None:
         """Kill the ranks. If none are left, end the wait for their checkpoints."""
         if self.state is RunState.SETTLING:
             self._end_attempt()
         else:
-            self._stop(0.0)
-
-    def _pass_signal_on(self, grace_s: float) -> None:
-        """Stop the ranks by the signal that came; by SIGTERM, and at last by SIGKILL, those that do not end."""
-        assert self.plan is not None
-        assert self.stop_reason is not None
-        if not grace_s:
-            self._stop(0.0)
-            return
-        name = signal_of(self.stop_reason)
-        last_grace_s = 0.0 if name == "SIGTERM" else TERM_GRACE_S
-        self._signalled_hosts.update(self.plan.hosts)
-        self._stop(grace_s, signal=name, last_grace_s=last_grace_s)
+            self._stop(self.stopping.order())
 
     def _send_stop_orders(self, orders: Iterable[wire.StopDecision]) -> None:
         for order in orders:
-            self._do(SendMessage(self._ranks[order.rank].plan.host, order))
+            self._do(events.SendMessage(self._ranks[order.rank].plan.host, order))
 
     # -- the attempt ends -----------------------------------------------------------------------------------------
 
-    def _stop(self, grace_s: float, *, signal: str = "", last_grace_s: float = 0.0, culprit_known: bool = True) -> None:
-        """Stop all processes of the attempt. The arguments are explained in :class:`distrain.wire.Stop`."""
-        assert self.plan is not None
-        latest = self._deadline if self.state is RunState.STOPPING and self._deadline is not None else math.inf
+    def _stop(self, order: wire.Stop) -> None:
+        """Stop all processes of the attempt."""
+        latest = self._deadline if self.state is RunState.STOPPING else math.inf
         if self.state is not RunState.STOPPING:
             self._move(RunState.STOPPING)
         if not (hosts := self.living_hosts):
             self._settle()
             return
-        self._last_grace_s = last_grace_s
-        exit_grace_s = 0.0 if self.was_asked_to_stop else self.request.stop_grace_s
-        limit_s = grace_s + max(last_grace_s, exit_grace_s) + self._stop_timeout_s(hosts)
-        self._deadline = min(latest, self._now + limit_s)
-        stop = wire.Stop(
-            attempt=self.attempt,
-            grace_s=grace_s,
-            signal=signal,
-            last_grace_s=last_grace_s,
-            exit_grace_s=exit_grace_s,
-            culprit_known=culprit_known,
-            problem=self.problem or "",
-            reason=self.stop_reason or "",
-        )
-        self._do(*(SendMessage(host, stop) for host in hosts))
+        order = replace(order, problem=self.problem or "")
+        self._deadline = min(latest, self._now + self.stopping.note_order(order, hosts))
+        self._do(*(events.SendMessage(host, order) for host in hosts))
 
-    @on(wire.StacksDone)
+    @on(wire.StacksDone, RunState.STOPPING)
     def _on_last_stacks(self, host: str, message: wire.StacksDone) -> None:
-        """Note that the ranks of a host get SIGTERM now: ends of ranks that arrived before were not due to it."""
-        self._grace_is_over = self.state is RunState.STOPPING and self.was_asked_to_stop
-        if self.state is RunState.STOPPING and self._last_grace_s:
-            self._signalled_hosts.add(host)
-
-    def _stop_timeout_s(self, hosts: Iterable[str]) -> float:
-        """Return the seconds to wait for the hosts to end all processes, beyond the grace.
-
-        Wait at least until every remote lease has expired: a silent host then counts as lost, and the next attempt may
-        run without it.
-        """
-        if self.was_asked_to_stop:
-            return STOP_TIMEOUT_S
-        settings = [self.request.hosts[host] for host in hosts]
-        return max([STOP_TIMEOUT_S, *(host.lease_s + LEASE_MARGIN_S for host in settings if not host.is_local)])
+        self.stopping.note_last_stacks(host)
 
     @on(wire.HostIdle)
     def _on_host_idle(self, host: str, message: wire.HostIdle) -> None:
@@ -767,12 +643,12 @@ class RunStateMachine:
         self._begin_wait(RunState.SETTLING)
 
     def _begin_wait(self, state: RunState) -> None:
-        """Wait in this state for what is :class:`Outstanding`."""
+        """Wait in this state for what is :class:`~distrain.decisions.events.Outstanding`."""
         self._move(state)
-        self._deadline, self._waits_since, self._has_announced_wait = None, self._now, False
+        self._deadline, self._waits_since, self._has_announced_wait = math.inf, self._now, False
 
-    @on(Outstanding, RunState.SETTLING)
-    def _on_settling(self, _: str, work: Outstanding) -> None:
+    @on(events.Outstanding, RunState.SETTLING)
+    def _on_settling(self, _: str, work: events.Outstanding) -> None:
         if work.committing:
             self._wait(f"waiting until everything is written to {self._run_directory}; press Ctrl-C to stop waiting")
         elif work.uploading and self._now < (limit := self._upload_limit()):
@@ -780,15 +656,9 @@ class RunStateMachine:
             self._wait(text, says_at_once=bool(self.failures), limit=limit)
         else:
             if work.lost and self.is_done:
-                self._lose_work(*work.lost)
+                number, why = work.lost
+                self._lose_rank(self._ranks[number], why, loses_work=True)
             self._end_attempt(is_all_stored=not work.uploading)
-
-    def _lose_work(self, number: int, why: str) -> None:
-        """Let a rank that had finished fail, because what it has saved is lost."""
-        rank = self._ranks[number]
-        rank.exited = wire.Exited(attempt=self.attempt, rank=number, lost=why)
-        self._ranks.drop_outcome(rank)
-        self._ranks.count_failure(rank)
 
     def _wait(self, text: str, *, says_at_once: bool = False, limit: float = math.inf) -> None:
         """Go on waiting, until ``limit`` at the latest. Say so once, when that takes long."""
@@ -797,16 +667,15 @@ class RunStateMachine:
             notice_due = math.inf
         if self._now >= notice_due:
             self._has_announced_wait, notice_due = True, math.inf
-            self._do(ShowLine(text, is_news=True))
-        moment = min(limit, notice_due)
-        self._deadline = moment if moment < math.inf else None
+            self._do(events.ShowLine(text, is_news=True))
+        self._deadline = min(limit, notice_due)
 
     def _upload_limit(self) -> float:
         """Return until when the attempt waits for uploads: less is lost by that than the time it takes.
 
         It waits without limit only if all work is done, and only for the grace if the user wants the run to stop.
         """
-        if self.was_asked_to_stop:
+        if self.stopping.was_asked:
             return self._waits_since + self.request.stop_grace_s
         return math.inf if self.is_done and not self.problem else self._waits_since + UPLOAD_PATIENCE_S
 
@@ -814,20 +683,20 @@ class RunStateMachine:
 
     def _end_attempt(self, *, is_all_stored: bool = False) -> None:
         """Go on after an attempt of which nothing is left: the run finishes, fails, is stopped or is restarted."""
-        self._deadline = None
+        self._deadline = math.inf
         finished = self.is_done and is_all_stored and not self.storage_failed
         why = None if finished else self._describe_early_end()
-        self._do(AttemptEnded(self.attempt, tuple(self.failures), why))
+        self._do(events.AttemptEnded(self.attempt, tuple(self.failures), why))
         if finished:
             self._end(RunState.FINISHED)  # even if a stop was requested at the last moment
-        elif self.stop_reason is not None:
+        elif self.stopping.reason is not None:
             self._end(RunState.STOPPED)
         elif (rollback := self._rollbacks.of(self.attempt)) and not self.problem:
             self._do(rollback)
         elif self._may_restart():
             failure = self._describe_failure()
             self.earlier_attempts.append(f"attempt {self.attempt} before: {failure.splitlines()[0]}")
-            self._do(ShowLine(failure))
+            self._do(events.ShowLine(failure))
             self._restart()
         else:
             assert self.plan is not None
@@ -838,26 +707,26 @@ class RunStateMachine:
 
     def _describe_early_end(self) -> str | None:
         """Return why the attempt ended early, or None if the failure of a rank ended it."""
-        if self.stop_reason is not None:
-            return f"stopped by {self.stop_reason}"
+        if self.stopping.reason is not None:
+            return f"stopped by {self.stopping.reason}"
         if self.hung is not None and not self.failures:
             return self._describe_failure()
         if rollback := self._rollbacks.of(self.attempt):
             return self.problem or str(rollback)
-        return self.problem or finished_early(self.failures, self.outcomes)
+        return self.problem or finished_early(self.failures, self._ranks.outcomes)
 
     def _describe_failure(self) -> str:
         log_folder = f"attempt_{self.attempt}" if self.request.keeps_logs else ""
-        return failed_attempt(self.failures, self.hung, self.outcomes, log_folder)
+        return failed_attempt(self.failures, self.hung, self._ranks.outcomes, log_folder)
 
     # -- the run is restarted, or ends ----------------------------------------------------------------------------
 
     def _may_restart(self) -> bool:
-        if self.problem or self._retry_forbidden:
+        if self.problem or self.stopping.forbids_retry:
             return False
         culprit = culprit_first(self.failures)[0] if self.failures else None
         reports = self._ranks[culprit.rank].reports if culprit else 0
-        stranded = (self.hung.deadlock or None) if self.hung else finished_early(self.failures, self.outcomes)
+        stranded = (self.hung.deadlock or None) if self.hung else finished_early(self.failures, self._ranks.outcomes)
         return self.retries.allow(culprit, reports=reports, checkpoint=self.checkpoint, stranded=stranded)
 
     def _restart(self) -> None:
@@ -867,7 +736,7 @@ class RunStateMachine:
             return
         self._move(RunState.WAITING)
         self._deadline = self._now + delay_s
-        self._do(ShowLine(f"the next attempt starts in {delay_s:g} s"))
+        self._do(events.ShowLine(f"the next attempt starts in {delay_s:g} s"))
 
     @on(_Due, RunState.WAITING)
     def _on_delay_over(self, _: str, event: _Due) -> None:
@@ -877,13 +746,16 @@ class RunStateMachine:
         lost_before, place = set(self._host_pool.losses), len(self._actions)
         reconnect_s = self.request.failure_config.host_wait_s
         self._search_hosts(reconnect_s=reconnect_s, wait_s=LOST_HOST_GRACE_S)
-        hosts = [action.host for action in self._actions[place:] if isinstance(action, ConnectHost)]
+        hosts = [action.host for action in self._actions[place:] if isinstance(action, events.ConnectHost)]
         if hosts:
             again = " again" if lost_before >= set(hosts) else ""
-            self._actions.insert(place, ShowLine(f"trying to reach {name_hosts(hosts)}{again}"))
+            self._actions.insert(place, events.ShowLine(f"trying to reach {name_hosts(hosts)}{again}"))
 
     def _give_up(self, problem: str) -> None:
+        """Let the run fail. Between two attempts, that is not because of what the ranks of the last one did."""
         self.problem = self.problem or problem
+        if self.state in (RunState.CONNECTING, RunState.WAITING, RunState.SETTLING):
+            self._ranks, self.hung = Ranks(), None
         self._end_early(RunState.FAILED)
 
     def _end_early(self, state: RunState) -> None:
@@ -891,24 +763,20 @@ class RunStateMachine:
         has_attempt = self.state in (RunState.RESERVING, RunState.PREPARING, RunState.STOPPING)
         self._end(state)
         if has_attempt:
-            self._do(AttemptEnded(self.attempt, tuple(self.failures), self._describe_early_end()))
+            self._do(events.AttemptEnded(self.attempt, tuple(self.failures), self._describe_early_end()))
 
     # -- moves ----------------------------------------------------------------------------------------------------
 
     def _end(self, state: RunState) -> None:
-        self._deadline = None
+        self._deadline = math.inf
         self._move(state)
 
     def _move(self, new: RunState) -> None:
-        self.story.append(f"attempt {self.attempt}: {self.state.name} -> {new.name}")
-        if new not in RUN_MOVES[self.state]:
-            raise InvalidTransition("\n".join(["illegal move of the run; please report this bug", *self.story]))
+        self._story.note(f"attempt {self.attempt}", self.state, new)
         self.state = new
 
     def _move_rank(self, rank: Rank, new: RankState) -> None:
-        self.story.append(f"attempt {self.attempt}, rank {rank.plan.rank}: {rank.state.name} -> {new.name}")
-        if new not in RANK_MOVES[rank.state]:
-            raise InvalidTransition("\n".join(["illegal move of a rank; please report this bug", *self.story]))
+        self._story.note(f"attempt {self.attempt}, rank {rank.plan.rank}", rank.state, new)
         self._ranks.move(rank, new)
 
 

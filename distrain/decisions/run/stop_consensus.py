@@ -13,6 +13,7 @@ next call.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from distrain import wire
@@ -33,8 +34,8 @@ class StopConsensus:
         self._attempt = attempt
         self.callers: set[int] = set()
         """The ranks that call should_stop() and have not finished."""
-        self.deadline: float | None = None
-        """When :meth:`tick` must be called if nothing else happens before."""
+        self.deadline = math.inf
+        """When :meth:`tick` must be called if nothing else happens before; infinite if it need not be."""
         self._votes: dict[int, int] = {}
         self._stop_requested = False
         self._next_call = 0
@@ -56,7 +57,7 @@ class StopConsensus:
         if call < self._next_call:
             return self._orders([rank], self._next_call)
         self._votes[rank] = call
-        self.deadline = self.deadline or now + self._timeout_s
+        self.deadline = min(self.deadline, now + self._timeout_s)
         return self._decide()
 
     def mark_finished(self, rank: int) -> list[wire.StopDecision]:
@@ -64,17 +65,17 @@ class StopConsensus:
         self.callers.discard(rank)
         self._votes.pop(rank, None)
         if not self._votes:
-            self.deadline = None
+            self.deadline = math.inf
         return self._decide()
 
     def tick(self, now: float) -> list[wire.StopDecision]:
         """Let the waiting ranks continue if the votes of the others are late."""
-        if self.deadline is None or now < self.deadline or not self._votes:
+        if now < self.deadline or not self._votes:
             return []
         self._next_call = max(self._votes.values()) + 1
         orders = self._orders(self._votes, self._next_call)
         self._votes.clear()
-        self.deadline = None
+        self.deadline = math.inf
         self._timeout_s *= 2
         return orders
 
@@ -82,7 +83,7 @@ class StopConsensus:
         if self._stop_at is not None or not self._votes or self.callers - self._votes.keys():
             return []
         self._stop_at = max(self._votes.values())
-        self.deadline = None
+        self.deadline = math.inf
         return self._orders(self.callers, self._stop_at, final=True)
 
     def _orders(self, ranks: Iterable[int], call: int = 0, *, final: bool = False) -> list[wire.StopDecision]:

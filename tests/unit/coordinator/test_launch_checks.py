@@ -37,9 +37,9 @@ class Launch:
         self.found: list[Finding] = []
         self.timers: dict[str, Callable[[], None]] = {}
         loop: Any = SimpleNamespace(call_in=self._call_in)
-        self.checks = LaunchChecks(
-            loop, self.request, Background(None, "files"), send=lambda host, message: None, report=self.found.append
-        )
+        ranks: Any = SimpleNamespace(send=lambda host, message: None)
+        files: Any = SimpleNamespace(loop=loop, background=Background(None, "files"), ranks=ranks, imports=tuple)
+        self.checks = LaunchChecks(self.request, files, self.found.append)
 
     def _call_in(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
         assert delay_s == ANSWER_TIMEOUT_S

@@ -83,7 +83,6 @@ def test_an_observer_hears_what_it_wants_in_order(
     observers.wait(is_stopped=False)
     assert everything.heard == facts
     assert reports.heard == facts[2:4]
-    assert (observers.hears(Printed), observers.hears(Reported)) == (True, True)
 
 
 def test_the_end_of_a_run_waits_for_a_slow_observer_but_not_for_long(

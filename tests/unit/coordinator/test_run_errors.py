@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from distrain.coordinator.run.errors import RunErrors, exit_code_of
-from distrain.decisions.blame import RunSummary
 from distrain.decisions.events import HangDetected
-from distrain.decisions.states import RunState
 from distrain.errors import (
     ControllerError,
     HangError,
@@ -39,9 +38,15 @@ def error_of(
     where: Sequence[str] = (),
     **fields: Any,
 ) -> Any:
-    summary = RunSummary(**{"state": RunState.FAILED, "attempt": 0, "hosts": ["one", "one"], "entered": True, **fields})
+    stopping = SimpleNamespace(reason=fields.pop("stop_reason", None), grace_is_over=False)
+    retries = SimpleNamespace(refusal=fields.pop("no_retry", None), ever_entered=fields.pop("entered", True))
+    plan = SimpleNamespace(ranks=[SimpleNamespace(host="one")] * 2)
+    facts = dict.fromkeys(("failures", "stopped_ranks", "finished", "earlier_attempts"), ())
+    flags = dict.fromkeys(("problem", "hung", "storage_failed", "resources_missing"))
+    end: Any = SimpleNamespace(**{**facts, **flags, "stopping": stopping, "retries": retries, "plan": plan, **fields})
     return RunErrors(
-        summary=summary,
+        end=end,
+        exceptions={},
         name="run",
         is_script=False,
         facts={

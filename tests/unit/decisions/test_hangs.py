@@ -25,7 +25,7 @@ class Run:
         self.ended: list[HangDetected] = []
         self.now = 1000.0
         self.monitor = Hangs(
-            config or FailureConfig(), hosts=lambda: ["alpha"], at_work=lambda: range(ranks),
+            config or FailureConfig(), hosts=lambda: ["alpha"],
             since_1970=lambda moment: moment, folder=lambda: "evidence", now=self.now,
         )  # fmt: skip
         self.monitor._begin(0, ranks)

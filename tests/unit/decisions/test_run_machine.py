@@ -12,9 +12,9 @@ from distrain import wire
 from distrain.api.backend import BackendConfig
 from distrain.api.config import FailureConfig, ScalingConfig
 from distrain.api.job import Job
+from distrain.decisions.checkpoints.actions import NewStart
 from distrain.decisions.events import (
     Action,
-    CheckpointAvailable,
     CheckpointsInProgress,
     ConnectHost,
     HangDetected,
@@ -31,13 +31,11 @@ from distrain.decisions.events import (
 from distrain.decisions.run.host_pool import HOST_ANSWER_TIMEOUT_S
 from distrain.decisions.run.machine import (
     EXIT_TIMEOUT_S,
-    LEASE_MARGIN_S,
     LOST_HOST_GRACE_S,
-    STOP_TIMEOUT_S,
-    TERM_GRACE_S,
     RunStateMachine,
 )
 from distrain.decisions.run.saving import CHECKPOINT_GRACE_S
+from distrain.decisions.run.stopping import LEASE_MARGIN_S, STOP_TIMEOUT_S, TERM_GRACE_S
 from distrain.decisions.states import RunState
 from distrain.errors import InvalidTransition
 from distrain.hosts.host import HostSettings
@@ -319,7 +317,7 @@ def test_ranks_that_end_well_after_the_signal_leave_the_run_unfinished() -> None
         play.exits(rank)
     play.gone()
     assert (play.state, play.machine.failures) == (RunState.STOPPED, [])
-    assert play.machine.summary().finished == []
+    assert play.machine.finished == []
 
 
 def test_the_end_of_a_rank_that_was_told_to_end_is_no_failure() -> None:
@@ -624,7 +622,7 @@ def test_workers_start_when_the_checkpoint_is_verified_and_the_files_are_there(w
     if work == "verifying":
         assert said(play.tick()).startswith("verifying the checkpoint checkpoint_000002, from which the run continues")
     assert play.machine.deadline() is None  # the line is shown once, and nothing limits the wait
-    play.happens(CheckpointAvailable("/runs/run/checkpoint_000001"))
+    play.happens(NewStart("/runs/run/checkpoint_000001"))
     [(_, start)] = told(waiting(play), wire.Start)
     assert start.ranks[0]["checkpoint"] == "/runs/run/checkpoint_000001"
 
@@ -644,7 +642,7 @@ def test_the_next_attempt_starts_at_a_checkpoint_that_was_being_committed() -> N
     assert play.machine.deadline() == play.now + 5
     assert said(play.tick()).startswith("waiting until everything is written to /runs/run")
     assert play.machine.deadline() is None
-    play.happens(CheckpointAvailable("/runs/run/checkpoint_000003"))
+    play.happens(NewStart("/runs/run/checkpoint_000003"))
     waiting(play)
     assert play.state is RunState.RESERVING
     assert said(play.reserve()).startswith("restart 1 of 1, from checkpoint_000003")
