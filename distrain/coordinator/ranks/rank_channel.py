@@ -1,7 +1,7 @@
 """The connection between rank 0 and another rank, over TCP, if another launcher has started them. Runs in: coordinator.
 
-Both sides prove that they know the secret of the run before anything else is read
-(:mod:`distrain.coordinator.ranks.handshake`).
+Each side says a password of the run before anything else is read. The ranks know both of them through the framework's
+own process group, which is no more secret.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import tempfile
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from functools import partial
+from typing import IO, TYPE_CHECKING
 
 from distrain import wire
-from distrain.coordinator.ranks.handshake import HandshakeError, introduce, keep_alive, receive, welcome
 from distrain.errors import LaunchError, StandInError, StorageError, WireError, WorkerGroupError
 from distrain.system.remote_path import RemotePath
+from distrain.system.secret_port import SecretPort
 from distrain.system.text import ranks_have
 from distrain.transfer.executor import StorageExecutor
 from distrain.wire.channel import Channel, read_pipe
@@ -37,31 +39,35 @@ _RANK_BYTES = 4
 _TAKEN = {wire.WorkerSpec.__name__, wire.Upload.__name__, wire.RunEnded.__name__}
 """Messages that :class:`RankChannel` acts on itself."""
 _CONNECT_S = 10.0
-_MOST_HANDSHAKES = 64
+_PASSWORD_BYTES = 16
+_LOOPBACK = "127.0.0.1"
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
+"""With these, a reader notices within 14 s that the other host has no power or no network."""
 _JOIN_S = 0.01
 """Seconds from one look at a thread that ends to the next."""
-_ROOM = 4096
-"""Connections that may wait for their handshake; the kernel may allow fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passwords:
+    """What a rank says to rank 0, and what rank 0 answers, so that both know whom they talk to."""
+
+    ours: str = field(default_factory=partial(secrets.token_hex, _PASSWORD_BYTES))
+    reply: str = field(default_factory=partial(secrets.token_hex, _PASSWORD_BYTES))
 
 
 class Entrance:
-    """A socket of rank 0 at which the other ranks connect. It is open until all have.
+    """A port of rank 0 at which the other ranks connect. It is open until all have.
 
     only_here: all ranks are on this host. Raises OSError if it cannot listen.
     """
 
     def __init__(self, ranks: int, *, only_here: bool) -> None:
-        self.secret = secrets.token_hex(32)
+        self.passwords = Passwords()
         self._ranks = ranks
         self._connections: dict[int, socket.socket] = {}
         self._complete = threading.Event()
-        self._handshakes = threading.Semaphore(_MOST_HANDSHAKES)
-        if only_here or not socket.has_dualstack_ipv6():
-            self._socket = socket.create_server(("127.0.0.1" if only_here else "", 0), backlog=_ROOM)
-        else:
-            self._socket = socket.create_server(("", 0), family=socket.AF_INET6, backlog=_ROOM, dualstack_ipv6=True)
-        self.port: int = self._socket.getsockname()[1]
-        threading.Thread(target=self._accept, name="distrain-entrance", daemon=True).start()
+        self._port = SecretPort(self.passwords.ours, self._welcome, _LOOPBACK if only_here else "")
+        self.port = self._port.number
 
     def connections(self) -> dict[int, socket.socket]:
         """Hand over the connections of all other ranks, which are on their way. Raise LaunchError if one is missing."""
@@ -73,52 +79,40 @@ class Entrance:
 
     def close(self) -> None:
         """Let no more ranks connect."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # ends accept() in the thread
-        self._socket.close()
+        self._port.close()
         for connection in self._connections.values():
             connection.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                if self._socket.fileno() < 0 or self._complete.is_set():
-                    return
-                time.sleep(0.1)  # such as too many open files
-                continue
-            self._handshakes.acquire()
-            threading.Thread(target=self._welcome, args=(connection,), daemon=True).start()
-
-    def _welcome(self, connection: socket.socket) -> None:
-        try:
-            welcome(connection, self.secret)
-            rank = int.from_bytes(receive(connection, _RANK_BYTES, time.monotonic() + _CONNECT_S), "big")
-            if rank not in range(1, self._ranks) or rank in self._connections:
-                raise HandshakeError(f"rank {rank}")
-            keep_alive(connection)
-        except (OSError, HandshakeError):
-            connection.close()  # a stranger; who connects learns it from that
-        else:
-            self._connections[rank] = connection
+    def _welcome(self, connection: socket.socket, reader: IO[bytes]) -> None:
+        rank = int.from_bytes(reader.read(_RANK_BYTES), "big")
+        if rank in range(1, self._ranks) and rank not in self._connections:
+            _keep_alive(connection)
+            connection.sendall(self.passwords.reply.encode())
+            self._connections[rank] = socket.socket(fileno=connection.detach())
             if len(self._connections) == self._ranks - 1:
                 self._complete.set()
-        finally:
-            self._handshakes.release()
 
 
-def connect(address: str, port: int, secret: str, rank: int) -> socket.socket:
-    """Connect to the :class:`Entrance` of rank 0. Raise OSError or HandshakeError."""
+def connect(address: str, port: int, passwords: Passwords, rank: int) -> socket.socket:
+    """Connect to the :class:`Entrance` of rank 0. Raise OSError."""
     connection = socket.create_connection((address, port), timeout=_CONNECT_S)
     try:
-        introduce(connection, secret)
-        connection.sendall(rank.to_bytes(_RANK_BYTES, "big"))
-        keep_alive(connection)
+        connection.sendall(passwords.ours.encode() + rank.to_bytes(_RANK_BYTES, "big"))
+        if connection.recv(2 * _PASSWORD_BYTES) != passwords.reply.encode():
+            raise ConnectionError("another program answers there, or rank 0 has too many connections")
+        _keep_alive(connection)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Send small messages at once, and notice that the kernel of the other host is gone."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 _open: weakref.WeakSet[SocketChannel] = weakref.WeakSet()
