@@ -14,7 +14,7 @@ import zlib
 from typing import IO, TYPE_CHECKING, Any
 
 from distrain.hosts.reachability import CONNECT_TIMEOUT_S
-from distrain.system.secret_port import SILENCE_S, SecretPort
+from distrain.hosts.secret_port import SILENCE_S, SecretPort
 from distrain.transfer.stream import RefusedError
 
 if TYPE_CHECKING:
