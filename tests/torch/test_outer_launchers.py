@@ -120,7 +120,7 @@ said["elsewhere"] = outcome(train, trainer=DataParallelTrainer)
 if "SLURM_PROCID" in os.environ:  # the only one with several hosts
     said["network"] = outcome(train, scaling={"interface": "ib77"})
 said["before"] = (FOLDER / "runs").exists()
-said["first"] = outcome(train, "run", workers=2, metadata={"model": "small"}, scaling={"numa_binding": "node"})
+said["first"] = outcome(train, "run", workers=2, metadata={"model": "small"}, scaling={"ssh_args": "-v"})
 result = fit(train, "run", workers=(1, 4), metadata={"model": "small"})
 said["result"] = {
     "path": result.path,
@@ -181,7 +181,7 @@ def test_all_ranks_are_equal(start: Callable[..., Started], tmp_path: Path, laun
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
     name = launcher.name if launcher.name != "pods" else "another launcher"
     assert started.output.count(f"distrain: training in the 2 processes that {name} has started") == 2
-    assert started.output.count("ScalingConfig.numa_binding: no effect because ") == 1
+    assert started.output.count("ScalingConfig.ssh_args: no effect because ") == 1
     assert started.output.count("distrain: finished") == 1
 
 
