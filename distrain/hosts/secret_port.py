@@ -19,6 +19,13 @@ _ROOM = 4096
 _PAUSE_S = 0.5
 
 
+def listen(address: str = "") -> socket.socket:
+    """Return a socket that listens on a free port, by default on all addresses of this host. Raise OSError."""
+    dual = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=_ROOM, dualstack_ipv6=dual)
+
+
 class SecretPort:
     """A port that reads nothing but the secret, and hangs up unless it is right.
 
@@ -30,9 +37,7 @@ class SecretPort:
 
     def __init__(self, secret: str, serve: Callable[[socket.socket, IO[bytes]], None], address: str = "") -> None:
         self._secret, self._serve = secret.encode(), serve
-        dual = not address and socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        self._socket = socket.create_server((address, 0), family=family, backlog=_ROOM, dualstack_ipv6=dual)
+        self._socket = listen(address)
         self.number: int = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, name="distrain-port", daemon=True).start()
 
