@@ -7,35 +7,22 @@ long counts as gone.
 
 from __future__ import annotations
 
-import contextlib
-import hmac
 import json
 import os
 import socket
-import threading
-import time
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from distrain.hosts.reachability import CONNECT_TIMEOUT_S
+from distrain.hosts.secret_port import SILENCE_S, SecretPort
 from distrain.transfer.stream import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-SILENCE_S = 15.0
-"""Seconds without a byte after which the other end counts as gone: as the coordinator waits for a host."""
-
-_PAUSE_S = 0.5
 _LONGEST_LINE = 1 << 16
 _CHUNK_BYTES = 1 << 20
-
-
-def listen() -> socket.socket:
-    """Return a socket that listens on a free port, on all addresses of this host. Raise OSError."""
-    dual = socket.has_dualstack_ipv6()
-    return socket.create_server(("", 0), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual)
 
 
 def connect(address: str, port: int) -> socket.socket:
@@ -47,27 +34,11 @@ class FileServer:
     """Hands out files to those who know a token. ``find`` returns a path, or raises OSError."""
 
     def __init__(self, token: str, find: Callable[..., Path]) -> None:
-        self._token, self._find = token.encode(), find
-        self._socket = listen()
-        self.port: int = self._socket.getsockname()[1]
-        threading.Thread(target=self._accept, name="distrain-files", daemon=True).start()
+        self._find = find
+        self.port = SecretPort(token, self._answer).number
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                peer, _ = self._socket.accept()
-                threading.Thread(target=self._serve, args=(peer,), name="distrain-file", daemon=True).start()
-            except (OSError, RuntimeError):  # too many files are open, or there are too many threads
-                time.sleep(_PAUSE_S)
-
-    def _serve(self, peer: socket.socket) -> None:
-        with peer, contextlib.suppress(OSError, ValueError, TypeError):
-            peer.settimeout(SILENCE_S)
-            with peer.makefile("rb") as reader:
-                if hmac.compare_digest(reader.read(len(self._token)), self._token):
-                    self._answer(peer, json.loads(reader.readline(_LONGEST_LINE)))
-
-    def _answer(self, peer: socket.socket, wanted: dict[str, Any]) -> None:
+    def _answer(self, peer: socket.socket, reader: IO[bytes]) -> None:
+        wanted = json.loads(reader.readline(_LONGEST_LINE))
         try:
             file = self._find(**wanted).open("rb")
         except OSError as error:

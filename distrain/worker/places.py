@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 _COLLECTIVE_FILES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
-_CHANNEL_FILE = os.path.join(OWN_FILES, "wire", "channel.py")
+_CHANNEL_FILES = [f"{OWN_FILES}{name}" for name in ("wire/channel.py", "coordinator/ranks/rank_channel.py")]
 """Files whose functions wait in native code for other ranks."""
 _DEBUGGER_FILES = re.compile(r"/distrain/worker/(debugger|remote_pdb)\.py$|/debugpy/")
 """Those of distrain's debugger, and of one that the user's code has started."""
@@ -115,14 +115,14 @@ def may_contain(pattern: re.Pattern[str], frame: FrameType) -> bool:
 def is_waiting(frame: FrameType) -> bool:
     """Return whether the innermost frame of a thread waits for other ranks, as far as can be seen."""
     file, function = frame.f_code.co_filename, frame.f_code.co_name
-    if is_in_collective(frame) or file == _CHANNEL_FILE or (function in _WAITING_FUNCTIONS and "/torch/" in file):
+    if is_in_collective(frame) or file in _CHANNEL_FILES or (function in _WAITING_FUNCTIONS and "/torch/" in file):
         return True
     return _WAITING_CALL.search(linecache.getline(file, frame.f_lineno or 0)) is not None
 
 
 def is_asking(frame: FrameType) -> bool:
     """Return whether a thread waits for an answer from distrain, and not for other ranks."""
-    in_channel = frame.f_code.co_filename == _CHANNEL_FILE
+    in_channel = frame.f_code.co_filename in _CHANNEL_FILES
     return in_channel and not any(one.f_code.co_name == "collective" for one in outwards(frame))
 
 

@@ -199,7 +199,7 @@ class Listener:
 
     ports: ClassVar[dict[int, Listener]] = {}
 
-    def __init__(self) -> None:
+    def __init__(self, _: str) -> None:
         self._world = world = SimulatedLoop.world
         assert world.current is not None
         self.process, self._waiting = world.current.process, world.current
@@ -209,6 +209,9 @@ class Listener:
 
     def getsockname(self) -> tuple[str, int]:
         return "", self.port
+
+    def fileno(self) -> int:
+        return 0  # it is open
 
     def accept(self) -> tuple[Socket, None]:
         assert self._world.current is not None

@@ -35,6 +35,7 @@ from distrain.coordinator.run.facts import RunFacts
 from distrain.coordinator.store import local_store
 from distrain.coordinator.store.remote_store import open_run
 from distrain.decisions.events import RunRequest, Validator
+from distrain.hosts import secret_port
 from distrain.hosts.host import HostSettings
 from distrain.hosts.hostfile import HostSpec
 from distrain.storage import checkpoint, file_transfer, run_lock
@@ -404,8 +405,8 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(validations, "OrderLink", SimulatedValidator),
         mock.patch.object(memory_keeper, "Background", SimulatedBackground),
         mock.patch.object(memory_keeper, "threading", threading),
-        mock.patch.object(peers, "threading", threading),
-        mock.patch.object(peers, "listen", children.Listener),
+        mock.patch.object(secret_port, "threading", threading),
+        mock.patch.object(secret_port, "listen", children.Listener),
         mock.patch.object(peers, "connect", children.connect),
         mock.patch.object(local_store, "threading", threading),
         mock.patch.object(session, "threading", threading),

@@ -44,7 +44,8 @@ class InProcessRank(AdoptedRanks):
             with only_one():
                 super().drive(run)
         finally:
-            for channel in (self.own.channel, *self._channels.values()):
+            self.own.channel.close()
+            for channel in self._channels.values():
                 channel.close()
 
 

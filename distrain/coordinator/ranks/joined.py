@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.api.context import TrainContext
 from distrain.coordinator.ranks.adopted import AdoptedRanks
-from distrain.coordinator.ranks.handshake import HandshakeError
-from distrain.coordinator.ranks.rank_channel import Entrance, RankChannel, connect
+from distrain.coordinator.ranks.rank_channel import Entrance, Passwords, RankChannel, connect
 from distrain.coordinator.ranks.stop_signals import STOP_SIGNALS
 from distrain.coordinator.ranks.this_process import OwnRank, Signals, environment, module_path, only_one
 from distrain.decisions.placement import RANK_DEFAULTS, make_plan, rendezvous_network
@@ -63,12 +62,12 @@ _VERDICT_S = 10.0
 class Offer:
     """The message of rank 0 to the other ranks before the training.
 
-    port, secret: of its :class:`Entrance`. storage: the run directory, empty if it is remote. probe_file: a file in it
-    that has the ``run_id``.
+    port, passwords: of its :class:`Entrance`. storage: the run directory, empty if it is remote. probe_file: a file in
+    it that has the ``run_id``.
     """
 
     port: int
-    secret: str
+    passwords: Passwords
     run_id: str
     storage: str
     probe_file: str
@@ -286,7 +285,7 @@ class RankGroup:
         with contextlib.closing(entrance):
             offer = Offer(
                 port=entrance.port,
-                secret=entrance.secret,
+                passwords=entrance.passwords,
                 run_id=run_id,
                 storage="" if store.is_remote else str(store.paths.root),
                 probe_file=str(store.paths.manifest),
@@ -311,8 +310,8 @@ class RankGroup:
         with contextlib.ExitStack() as stack:
             if problem is None:
                 try:
-                    connection = stack.enter_context(connect(address, offer.port, offer.secret, self.launcher.rank))
-                except (OSError, HandshakeError) as error:
+                    connection = stack.enter_context(connect(address, offer.port, offer.passwords, self.launcher.rank))
+                except OSError as error:
                     problem = f"cannot connect to rank 0 on {address}, port {offer.port}: {error}; open that port"
             self.agree(problem)
             assert connection is not None
@@ -397,7 +396,7 @@ def _pickled(value: object) -> bytes:
 
 def _unpickled_end(body: bytes) -> tuple[Result | None, BaseException | None]:
     try:
-        result, error, value = pickle.loads(body)  # noqa: S301 - rank 0 knew the secret
+        result, error, value = pickle.loads(body)  # noqa: S301 - rank 0 knew the password
     except Exception as error:
         return None, ControllerError(f"what fit() returns or raises on rank 0 cannot be unpickled here: {error!r}")
     return (result and replace(result, return_value=unpickle_return_value(value))), error

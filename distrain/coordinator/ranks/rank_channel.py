@@ -1,31 +1,34 @@
 """The connection between rank 0 and another rank, over TCP, if another launcher has started them. Runs in: coordinator.
 
-Both sides prove that they know the secret of the run before anything else is read
-(:mod:`distrain.coordinator.ranks.handshake`).
+Each side says a password of the run before anything else is read. The ranks know both of them through the framework's
+own process group, which is no more secret.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import math
 import os
 import secrets
-import select
 import signal
 import socket
 import tempfile
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import IO, TYPE_CHECKING
 
 from distrain import wire
-from distrain.coordinator.ranks.handshake import HandshakeError, introduce, keep_alive, receive, welcome
-from distrain.errors import LaunchError, StandInError, StorageError, WireError, WorkerGroupError
+from distrain.errors import LaunchError, StandInError, StorageError, WorkerGroupError
+from distrain.hosts.secret_port import SecretPort
 from distrain.system.remote_path import RemotePath
 from distrain.system.text import ranks_have
 from distrain.transfer.executor import StorageExecutor
-from distrain.wire.channel import Channel, read_pipe
+from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,31 +40,33 @@ _RANK_BYTES = 4
 _TAKEN = {wire.WorkerSpec.__name__, wire.Upload.__name__, wire.RunEnded.__name__}
 """Messages that :class:`RankChannel` acts on itself."""
 _CONNECT_S = 10.0
-_MOST_HANDSHAKES = 64
-_JOIN_S = 0.01
-"""Seconds from one look at a thread that ends to the next."""
-_ROOM = 4096
-"""Connections that may wait for their handshake; the kernel may allow fewer."""
+_PASSWORD_BYTES = 16
+_LOOPBACK = "127.0.0.1"
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
+"""With these, a reader notices within 14 s that the other host has no power or no network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passwords:
+    """What a rank says to rank 0, and what rank 0 answers, so that both know whom they talk to."""
+
+    ours: str = field(default_factory=partial(secrets.token_hex, _PASSWORD_BYTES))
+    reply: str = field(default_factory=partial(secrets.token_hex, _PASSWORD_BYTES))
 
 
 class Entrance:
-    """A socket of rank 0 at which the other ranks connect. It is open until all have.
+    """A port of rank 0 at which the other ranks connect. It is open until all have.
 
     only_here: all ranks are on this host. Raises OSError if it cannot listen.
     """
 
     def __init__(self, ranks: int, *, only_here: bool) -> None:
-        self.secret = secrets.token_hex(32)
+        self.passwords = Passwords()
         self._ranks = ranks
         self._connections: dict[int, socket.socket] = {}
         self._complete = threading.Event()
-        self._handshakes = threading.Semaphore(_MOST_HANDSHAKES)
-        if only_here or not socket.has_dualstack_ipv6():
-            self._socket = socket.create_server(("127.0.0.1" if only_here else "", 0), backlog=_ROOM)
-        else:
-            self._socket = socket.create_server(("", 0), family=socket.AF_INET6, backlog=_ROOM, dualstack_ipv6=True)
-        self.port: int = self._socket.getsockname()[1]
-        threading.Thread(target=self._accept, name="distrain-entrance", daemon=True).start()
+        self._port = SecretPort(self.passwords.ours, self._welcome, _LOOPBACK if only_here else "")
+        self.port = self._port.number
 
     def connections(self) -> dict[int, socket.socket]:
         """Hand over the connections of all other ranks, which are on their way. Raise LaunchError if one is missing."""
@@ -73,52 +78,40 @@ class Entrance:
 
     def close(self) -> None:
         """Let no more ranks connect."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # ends accept() in the thread
-        self._socket.close()
+        self._port.close()
         for connection in self._connections.values():
             connection.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                if self._socket.fileno() < 0 or self._complete.is_set():
-                    return
-                time.sleep(0.1)  # such as too many open files
-                continue
-            self._handshakes.acquire()
-            threading.Thread(target=self._welcome, args=(connection,), daemon=True).start()
-
-    def _welcome(self, connection: socket.socket) -> None:
-        try:
-            welcome(connection, self.secret)
-            rank = int.from_bytes(receive(connection, _RANK_BYTES, time.monotonic() + _CONNECT_S), "big")
-            if rank not in range(1, self._ranks) or rank in self._connections:
-                raise HandshakeError(f"rank {rank}")
-            keep_alive(connection)
-        except (OSError, HandshakeError):
-            connection.close()  # a stranger; who connects learns it from that
-        else:
-            self._connections[rank] = connection
+    def _welcome(self, connection: socket.socket, reader: IO[bytes]) -> None:
+        rank = int.from_bytes(reader.read(_RANK_BYTES), "big")
+        if rank in range(1, self._ranks) and rank not in self._connections:
+            _keep_alive(connection)
+            connection.sendall(self.passwords.reply.encode())
+            self._connections[rank] = socket.socket(fileno=connection.detach())
             if len(self._connections) == self._ranks - 1:
                 self._complete.set()
-        finally:
-            self._handshakes.release()
 
 
-def connect(address: str, port: int, secret: str, rank: int) -> socket.socket:
-    """Connect to the :class:`Entrance` of rank 0. Raise OSError or HandshakeError."""
+def connect(address: str, port: int, passwords: Passwords, rank: int) -> socket.socket:
+    """Connect to the :class:`Entrance` of rank 0. Raise OSError."""
     connection = socket.create_connection((address, port), timeout=_CONNECT_S)
     try:
-        introduce(connection, secret)
-        connection.sendall(rank.to_bytes(_RANK_BYTES, "big"))
-        keep_alive(connection)
+        connection.sendall(passwords.ours.encode() + rank.to_bytes(_RANK_BYTES, "big"))
+        if connection.recv(2 * _PASSWORD_BYTES) != passwords.reply.encode():
+            raise ConnectionError("another program answers there, or rank 0 has too many connections")
+        _keep_alive(connection)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Send small messages at once, and notice that the kernel of the other host is gone."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 _open: weakref.WeakSet[SocketChannel] = weakref.WeakSet()
@@ -127,26 +120,23 @@ _open: weakref.WeakSet[SocketChannel] = weakref.WeakSet()
 class SocketChannel(Channel):
     """A channel over a socket, which children of the user's ``os.fork()`` do not hold open."""
 
-    def __init__(self, connection: socket.socket, read_fd: int | None = None) -> None:
-        """``read_fd``: what is read instead of the socket."""
+    def __init__(self, connection: socket.socket) -> None:
         descriptor = connection.detach()
-        super().__init__(descriptor if read_fd is None else read_fd, descriptor)
-        self.private_fds = {self.read_fd, descriptor}
+        super().__init__(descriptor, descriptor)
         _open.add(self)
 
 
 def _close_in_child() -> None:
     for channel in list(_open):
         if channel.read_fd >= 0:
-            for fd in channel.private_fds:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
+            with contextlib.suppress(OSError):
+                os.close(channel.read_fd)
 
 
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-class RankChannel(SocketChannel):
+class RankChannel:
     """A rank's end of the connection; also rank 0 has one, to the thread of the run in its process.
 
     A thread reads the connection, and passes messages on to the thread that trains. It answers itself when the run asks
@@ -163,11 +153,13 @@ class RankChannel(SocketChannel):
     def __init__(
         self, connection: socket.socket, *, rank: int = 0, on_stop: Callable[[str], None] = lambda name: None
     ) -> None:
-        down, self._down = os.pipe()
-        super().__init__(connection, down)
-        self.private_fds.add(self._down)
+        self.at_end = False
+        """True once nothing more will come."""
         self.uses_should_stop = False
         """True if train_func calls should_stop()."""
+        self._connection = SocketChannel(connection)
+        self._arrived: SimpleQueue[wire.Frame | None] = SimpleQueue()
+        """What the thread has passed on; at last None, which stays."""
         self._rank = rank
         self._on_stop = on_stop
         self._executor = StorageExecutor(None)
@@ -176,58 +168,62 @@ class RankChannel(SocketChannel):
         self._end: wire.RunEnded | None = None
         self._is_idle = False
         """True while nothing but an order, or the end of the run, is awaited."""
-        self._thread = threading.Thread(target=self._pass_down, name="distrain-rank", daemon=True)
+        self._thread = threading.Thread(target=self._pass_on, name="distrain-rank", daemon=True)
         self._thread.start()
 
     # -- in the thread --------------------------------------------------------------------------------------------
 
-    def _pass_down(self) -> None:
-        """Read the connection to its end, which the thread that trains finds in its pipe, too."""
+    def _pass_on(self) -> None:
+        """Read the connection to its end."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt that thread
-        decoder, poll = wire.Decoder(), select.poll()
-        poll.register(self.write_fd, select.POLLIN)
-        with contextlib.suppress(OSError, WireError), open(self._down, "wb", buffering=0, closefd=False) as down:
-            while True:
-                poll.poll()
-                data = read_pipe(self.write_fd)
-                if data == b"":
-                    break
-                for frame in decoder.feed(data or b""):
-                    if not self._is_for_this_thread(frame):
-                        down.write(frame.raw)
-        self.private_fds.discard(self._down)
-        os.close(self._down)
+        with contextlib.suppress(OSError):
+            while frames := self._connection.wait():
+                for frame in frames:
+                    self._on_frame(frame)
+        self._arrived.put(None)
 
-    def _is_for_this_thread(self, frame: wire.Frame) -> bool:
+    def _on_frame(self, frame: wire.Frame) -> None:
         match frame.kind:
             case wire.TakeStacks.__name__:
                 attempt = frame.header["attempt"]
-                super().send(wire.Dump(attempt=attempt, rank=self._rank, what="stacks", body=_own_stacks()))
+                self._connection.send(wire.Dump(attempt=attempt, rank=self._rank, what="stacks", body=_own_stacks()))
             case wire.Stop.__name__:
                 self._on_stop(frame.header["signal"])
             case _:
-                return False
-        return True
+                self._arrived.put(frame)
 
     # -- in the thread that trains --------------------------------------------------------------------------------
 
-    def send(self, message: wire.Message | bytes) -> None:
+    def send(self, message: wire.Message) -> None:
         """Send, as any channel does. Raise WorkerGroupError if rank 0 is gone."""
         self.uses_should_stop = self.uses_should_stop or isinstance(message, wire.StopVote)
         try:
-            super().send(message)
+            self._connection.send(message)
         except OSError:
-            while not self.at_end:  # it may have said why
-                self.wait()
+            self._thread.join()
+            while self.receive():  # it may have said why
+                pass
             raise self.error() from None
 
     def receive(self) -> list[wire.Frame]:
-        """Return what has arrived, as any channel does, after the files were stored that rank 0 has ordered."""
-        frames = super().receive()
-        for frame in frames:
-            if frame.kind in _TAKEN:
-                self._take(frame.message())
-        frames = [frame for frame in frames if frame.kind != wire.Upload.__name__]
+        """Return what has arrived, without waiting."""
+        return self.wait(0.0)
+
+    def wait(self, timeout_s: float | None = None) -> list[wire.Frame]:
+        """Wait for a message, the end or the timeout, and return what has arrived, unless it is for this class."""
+        frames: list[wire.Frame] = []
+        with contextlib.suppress(Empty):
+            while not self.at_end and (self._failure is None or self._is_idle):
+                frame = self._arrived.get(timeout=0.0 if frames else timeout_s)
+                if frame is None:
+                    self._arrived.put(None)
+                    self.at_end = not frames
+                elif frame.kind not in _TAKEN:
+                    frames.append(frame)
+                    continue
+                else:
+                    self._take(frame.message())
+                break
         if not frames and not self._is_idle and (self._failure is not None or self.at_end):
             raise self.error()
         return frames
@@ -247,24 +243,19 @@ class RankChannel(SocketChannel):
     def await_end(self, timeout_s: float | None) -> bytes | None:
         """Return how the run has ended on rank 0 (:class:`~distrain.wire.RunEnded`), or None if that is not known."""
         self._is_idle = True
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._end is None and not self.at_end:
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                break
-            self.wait(left_s)
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while self._end is None and not self.at_end and (left_s := deadline - time.monotonic()) > 0:
+            self.wait(None if timeout_s is None else left_s)
         return None if self._end is None else self._end.body
 
     def close(self) -> None:
         """Close the connection, and wait for the end of the thread."""
-        if self.read_fd < 0:
+        if self._connection.write_fd < 0:
             return
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.write_fd)) as connection:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.write_fd)) as connection:
             connection.shutdown(socket.SHUT_RDWR)
-        while self._thread.is_alive():  # it may be passing something on
-            super().receive()
-            self._thread.join(_JOIN_S)
-        super().close()
+        self._thread.join()
+        self._connection.close()
 
     def _take(self, message: wire.Message) -> None:
         match message:

@@ -9,8 +9,7 @@ import pytest
 
 from distrain import wire
 from distrain.coordinator.ranks import rank_channel
-from distrain.coordinator.ranks.handshake import HandshakeError, introduce
-from distrain.coordinator.ranks.rank_channel import Entrance, RankChannel, connect
+from distrain.coordinator.ranks.rank_channel import Entrance, Passwords, RankChannel, connect
 from distrain.errors import WorkerGroupError
 from distrain.wire.channel import Channel
 from tests.conftest import wait_until
@@ -28,10 +27,10 @@ def entrance() -> Iterator[Entrance]:
 
 
 def test_only_who_knows_the_secret_gets_in(entrance: Entrance) -> None:
-    with pytest.raises((OSError, HandshakeError)):
-        connect("127.0.0.1", entrance.port, "wrong", 1)
+    with pytest.raises(OSError, match=r"another program answers|reset"):
+        connect("127.0.0.1", entrance.port, Passwords(), 1)
     with socket.create_connection(("127.0.0.1", entrance.port)) as mute:
-        ranks = [connect("127.0.0.1", entrance.port, entrance.secret, rank) for rank in (2, 1)]
+        ranks = [connect("127.0.0.1", entrance.port, entrance.passwords, rank) for rank in (2, 1)]
         connections = entrance.connections()
         assert connections.keys() == {1, 2}
         connections[2].sendall(b"for rank 2")
@@ -40,18 +39,22 @@ def test_only_who_knows_the_secret_gets_in(entrance: Entrance) -> None:
         connection.close()
 
 
+def test_who_does_not_know_the_answer_is_not_rank_0(entrance: Entrance) -> None:
+    with pytest.raises(OSError, match="another program answers"):
+        connect("127.0.0.1", entrance.port, Passwords(ours=entrance.passwords.ours), 1)
+
+
 @pytest.mark.parametrize("said", [b"", b"\0", b"\0\0\0\0", b"\0\0\0\3", b"\0\0\0\1"], ids=repr)
 def test_a_connection_that_is_no_other_rank_is_refused(entrance: Entrance, said: bytes) -> None:
     """It has died while it said who it is, says that it is rank 0, or one that is not there or has come already."""
-    first = connect("127.0.0.1", entrance.port, entrance.secret, 1)
+    first = connect("127.0.0.1", entrance.port, entrance.passwords, 1)
     wait_until(lambda: entrance._connections)
     with socket.create_connection(("127.0.0.1", entrance.port), timeout=60) as odd:
-        introduce(odd, entrance.secret)
-        odd.sendall(said)
+        odd.sendall(entrance.passwords.ours.encode() + said)
         odd.shutdown(socket.SHUT_WR)
         odd.settimeout(60)
         assert odd.recv(1) == b""
-    second = connect("127.0.0.1", entrance.port, entrance.secret, 2)
+    second = connect("127.0.0.1", entrance.port, entrance.passwords, 2)
     connections = entrance.connections()
     assert connections.keys() == {1, 2}
     connections[1].sendall(b"for rank 1")
