@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from distrain.system.loop import Loop
     from distrain.transfer.host_side.host_cache import HostCache, RunFolder
+
+_STORAGE_PATIENCE_S = 10.0
 
 
 class HostSetup:
@@ -60,8 +63,7 @@ class HostSetup:
     def _set_up(self, asked: wire.SetUpHost) -> wire.HostSetUp:
         """Do what can be done, and return what is missing."""
         files = [ShippedFile(*fields) for fields in asked.files]
-        problem = storage_problem(asked.storage, asked.probe_file, asked.nonce) if asked.storage else None
-        self._storage_problem = problem
+        self._storage_problem = _problem_within_limit(asked) if asked.storage else None
         self._is_mirrored = self._is_mirrored or not _has(files, asked.folders)
         if not (self._is_mirrored or self._storage_problem is not None or asked.requirements):
             return wire.HostSetUp()
@@ -189,6 +191,19 @@ class HostSetup:
             return replaced
         first = replaced.index(None)  # the others are not needed: this one stands for all entries of the interpreter
         return [*replaced[: first + 1], *(entry for entry in replaced[first:] if entry is not None)]
+
+
+def _problem_within_limit(asked: wire.SetUpHost) -> str | None:
+    """Return why workers of this host cannot use the storage, or None. A storage that hangs is of no use, either."""
+    problems: list[str | None] = []
+
+    def look() -> None:
+        problems.append(storage_problem(asked.storage, asked.probe_file, asked.nonce))
+
+    thread = threading.Thread(target=look, name="distrain-storage", daemon=True)
+    thread.start()
+    thread.join(_STORAGE_PATIENCE_S)
+    return problems[0] if problems else f"has not answered for {_STORAGE_PATIENCE_S:g} s there"
 
 
 def _has(files: Iterable[ShippedFile], folders: Iterable[str]) -> bool:

@@ -160,6 +160,8 @@ class MemoryKeeper:
         """Delete all that the run had in memory, and answer nothing more."""
         for thread in (self._hasher, self._cleaner, self._copier, self._gatherer):
             thread.close()
+        if self._server is not None:
+            self._server.close()
         scratch.clear(str(self._root))
 
     # -- the parts of other hosts ---------------------------------------------------------------------------------

@@ -35,7 +35,12 @@ class FileServer:
 
     def __init__(self, token: str, find: Callable[..., Path]) -> None:
         self._find = find
-        self.port = SecretPort(token, self._answer).number
+        self._door = SecretPort(token, self._answer)
+        self.port = self._door.number
+
+    def close(self) -> None:
+        """Hand out nothing more."""
+        self._door.close()
 
     def _answer(self, peer: socket.socket, reader: IO[bytes]) -> None:
         wanted = json.loads(reader.readline(_LONGEST_LINE))
@@ -74,7 +79,7 @@ def fetch(address: str, port: int, token: str, wanted: dict[str, Any], target: s
 def _receive(reader: Any, target: str, size: int) -> int:
     """Store the bytes that come, and return their crc32."""
     crc = 0
-    with open(target, "wb", buffering=0) as file:
+    with open(target, "wb") as file:
         while size:
             if not (data := reader.read(min(size, _CHUNK_BYTES))):
                 raise ConnectionError

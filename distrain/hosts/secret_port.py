@@ -17,6 +17,8 @@ SILENCE_S = 15.0
 _ROOM = 4096
 """Connections that may wait in the kernel, which has a limit of its own (net.core.somaxconn)."""
 _PAUSE_S = 0.5
+_MOST_STRANGERS = 64
+"""Connections that have not sent the secret yet. Further ones wait."""
 
 
 def listen(address: str = "") -> socket.socket:
@@ -39,6 +41,7 @@ class SecretPort:
         self._secret, self._serve = secret.encode(), serve
         self._socket = listen(address)
         self.number: int = self._socket.getsockname()[1]
+        self._lobby = threading.BoundedSemaphore(_MOST_STRANGERS)
         threading.Thread(target=self._accept, name="distrain-port", daemon=True).start()
 
     def close(self) -> None:
@@ -49,15 +52,31 @@ class SecretPort:
 
     def _accept(self) -> None:
         while self._socket.fileno() >= 0:
+            self._lobby.acquire()
             try:
                 peer, _ = self._socket.accept()
                 threading.Thread(target=self._let_in, args=(peer,), name="distrain-peer", daemon=True).start()
             except (OSError, RuntimeError):  # too many files are open, or there are too many threads
+                self._lobby.release()
                 time.sleep(_PAUSE_S)
 
     def _let_in(self, peer: socket.socket) -> None:
         with peer, contextlib.suppress(OSError, ValueError, TypeError):
-            peer.settimeout(SILENCE_S)
-            with peer.makefile("rb") as reader:
-                if hmac.compare_digest(reader.read(len(self._secret)), self._secret):
+            try:
+                knows = self._knows_secret(peer)
+            finally:
+                self._lobby.release()
+            if knows:
+                peer.settimeout(SILENCE_S)
+                with peer.makefile("rb") as reader:
                     self._serve(peer, reader)
+
+    def _knows_secret(self, peer: socket.socket) -> bool:
+        """Return whether the secret comes, and nothing else, before the time is up. Raise OSError."""
+        said, until = b"", time.monotonic() + SILENCE_S
+        while len(said) < len(self._secret):
+            peer.settimeout(max(until - time.monotonic(), 0.001))
+            if not (data := peer.recv(len(self._secret) - len(said))):
+                return False
+            said += data
+        return hmac.compare_digest(said, self._secret)

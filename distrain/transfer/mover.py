@@ -100,15 +100,15 @@ class Mover:
         found.sort(key=lambda file: file.size)
         totals = itertools.accumulate(file.size for file in found)
         files = found[: sum(total <= order.limit_bytes for total in totals)]
-        names, staging = [file.path for file in files], RunPaths(Path(order.run)).staging / order.host
+        place, missing = _place_for(files, order)
+        names, staging = [file.path for file in missing], RunPaths(Path(order.run)).staging / order.host
         stream.get(order.folder, str(staging), names)
-        place = _place_for(names, order)
         make_folders(place, map(os.path.dirname, names))
-        for file in files:
+        for file in missing:
             os.utime(staging / file.path, ns=(file.mtime_ns, file.mtime_ns))
             os.replace(staging / file.path, place / file.path)
         shutil.rmtree(staging, ignore_errors=True)
-        stream.ask(do="delete", folder=order.folder, names=names)
+        stream.ask(do="delete", folder=order.folder, names=[file.path for file in files])
         text = f"{_described(files)} came to {place}" if files else ""
         if left := found[len(files) :]:
             limit = f"{size(order.limit_bytes)} (--fetch-limit, ShippingConfig.fetch_limit_bytes)"
@@ -142,14 +142,15 @@ def _put(stream: Stream, order: wire.Deliver, files: Sequence[ShippedFile], fold
     stream.answer()
 
 
-def _place_for(names: Sequence[str], order: wire.BringBack) -> Path:
-    """Return the run directory, or the first directory in it in which no name is taken."""
+def _place_for(files: Sequence[ShippedFile], order: wire.BringBack) -> tuple[Path, list[ShippedFile]]:
+    """Return the first directory in which no name is taken, and the files that are not there from an earlier try."""
     run = Path(order.run)
     taken = RunPaths(run).end_files()
     for name in itertools.chain([""], numbered(order.host)):
-        places = [run / name / checked_name(path) for path in names]
-        if not any(os.path.lexists(place) or place in taken for place in places):
-            return run / name
+        places = {file: run / name / checked_name(file.path) for file in files}
+        missing = [file for file, place in places.items() if not file._replace(path=str(place)).is_in_place]
+        if not any(os.path.lexists(places[file]) or places[file] in taken for file in missing):
+            return run / name, missing
     raise AssertionError("there is always another name")
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _STRAY_BYTES = 4 << 10
+_MOST_KEPT_BYTES = 1 << 20
 
 
 class ChildLink:
@@ -44,7 +45,13 @@ class ChildLink:
         """Return the end of what it has written to stderr."""
         assert self._said is not None
         fd = self._said.fileno()
-        return os.pread(fd, _STRAY_BYTES, max(self._forgotten, os.fstat(fd).st_size - _STRAY_BYTES))
+        return os.pread(fd, _STRAY_BYTES, max(self._forgotten, os.fstat(fd).st_size - _STRAY_BYTES)).lstrip(b"\0")
+
+    def limit_stray(self) -> None:
+        """Free the memory of what it has written to stderr if that is much: from now on, it begins with a hole."""
+        assert self._said is not None
+        if os.fstat(self._said.fileno()).st_blocks * 512 > _MOST_KEPT_BYTES:
+            os.truncate(self._said.fileno(), 0)
 
     def forget_stray(self) -> None:
         """Leave out what it has written to stderr so far."""

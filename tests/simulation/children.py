@@ -162,7 +162,10 @@ class Socket:
         self._from, self._to = pipes
 
     def settimeout(self, seconds: float) -> None:
-        assert seconds == SILENCE_S
+        assert 0.0 < seconds < SILENCE_S + 1.0
+
+    def recv(self, size: int) -> bytes:
+        return self._from.read(size)
 
     def makefile(self, *_: Any, **how: Any) -> Any:
         return contextlib.nullcontext(self._from)

@@ -399,6 +399,7 @@ class Threading:
 
     TIMEOUT_MAX = threading.TIMEOUT_MAX
     Lock = threading.Lock
+    BoundedSemaphore = threading.BoundedSemaphore  # there are never so many that one would wait
     current_thread, main_thread = staticmethod(threading.current_thread), staticmethod(threading.main_thread)
 
     def __init__(self, world: World) -> None:

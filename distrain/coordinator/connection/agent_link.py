@@ -136,6 +136,7 @@ class AgentLink:
 
     def _take(self, frame: wire.Frame) -> None:
         if frame.kind == wire.Ping.__name__:  # the channel has noted when it came
+            self._child.limit_stray()
             return
         if frame.kind == wire.AskForProgram.__name__:
             self._channel.decoder.await_greeting()

@@ -17,9 +17,9 @@ import tempfile
 import threading
 import time
 import weakref
+from _queue import Empty, SimpleQueue  # queue.py may be the module of a user
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import IO, TYPE_CHECKING
 
 from distrain import wire

@@ -89,6 +89,12 @@ class Settled(NamedTuple):
     checkpoint: Checkpoint | None
 
 
+class Brought(NamedTuple):
+    """A rank gets files of a checkpoint for which it has waited, or hears why not."""
+
+    rank: int
+
+
 class NewStart(NamedTuple):
     """A restart would begin from another checkpoint than before. path: None if there is none."""
 
@@ -173,7 +179,7 @@ class Tick(NamedTuple):
 
 if TYPE_CHECKING:
     ForStorage = MakeDirectory | Store | Publish | UpdateManifest | Delete | Adopt | Record | StorageFails
-    ForHosts = SendMessage | BringTo
+    ForHosts = SendMessage | BringTo | Brought
     ForOthers = Settled | NewStart | RolledBack | Validate | VerifyLatest | FindOther | ShowLine | Committed
     Action = ForStorage | ForHosts | ForOthers
     FromOthers = Answered | RunBegins | Validated | StoreLast | RunEnds | Tick

@@ -452,6 +452,7 @@ class Checkpoints:
         if asked.attempt == self.assembly.attempt:
             self.assembly.running(asked.rank, self.now)
             self._answer_question(asked, folder.encode(errors="surrogateescape"), failed)
+            self._emit(actions.Brought(asked.rank))
 
     def _answer_question(self, asked: wire.Question, body: bytes, failed: str | None = None) -> None:
         self.assembly.tell(wire.Answer, asked.rank, question=asked.question, body=body, failed=failed)

@@ -128,7 +128,7 @@ class Rounds:
         """By host that has answered in this attempt: the address and port at which others get its files."""
         self._untold = Counter[str]()
         """By host, if there are several: how often it has not answered yet that it knows what it keeps."""
-        self._when_told: Callable[[], None] = self.store_or_copy
+        self._when_told: list[Callable[[], None]] = []
         """Called when all hosts have answered."""
         self._asking: dict[tuple[str, str], list[Answer]] = {}
         """By host and round: who waits for files, in the order of the answers."""
@@ -192,6 +192,7 @@ class Rounds:
         self._drop(self._kept.keys() - known)
         self._kept[name] = _Kept(newest)
         needed = {self._start, self._copying, self._storing_name, name}
+        needed.update(asked for (_, asked), waiting in self._asking.items() if waiting)
         needed.update(saved.path.name for saved in self.ledger.best_in_memory(self.config))
         spare = [self.safe] if self.safe else list(self._kept)[-2:-1]
         self._drop(self._kept.keys() - {*needed, *spare})
@@ -223,8 +224,20 @@ class Rounds:
         """Note where other hosts get the files of a host."""
         self._places[host] = self._plan.address_of(host, answer.address), answer.port
         self._untold -= Counter([host])
+        self._go_on_if_told()
+
+    def _go_on_if_told(self) -> None:
+        """Once all hosts know what they keep, do what waits for that; if nothing does, copy what needs it."""
         if not self._untold:
-            then, self._when_told = self._when_told, self.store_or_copy
+            waiting, self._when_told = self._when_told or [self.store_or_copy], []
+            for then in waiting:
+                then()
+
+    def _once_told(self, then: Callable[[], None]) -> None:
+        """Do something once all hosts know what they keep: before, they would not hand out its files."""
+        if self._untold:
+            self._when_told.append(then)
+        else:
             then()
 
     def _peers(self, parts: Iterable[MemoryPart]) -> dict[str, tuple[str, int]]:
@@ -323,13 +336,15 @@ class Rounds:
         if host in self._hosts:
             self._hosts.remove(host)
         self._places.pop(host, None)
-        self._untold.pop(host, None)
+        was_awaited = self._untold.pop(host, 0)
         if host in self._copying_hosts:
             self._end_copy(host)
         for key in [key for key in self._asking if key[0] == host]:
             del self._asking[key]  # the attempt ends, and the next one asks the hosts that are left
         if self._storing is not None:
             self._store_parts({rank for rank, source in self._storing.sources.items() if source[0] == host})
+        if was_awaited:
+            self._go_on_if_told()
 
     # -- the start of an attempt ----------------------------------------------------------------------------------
 
@@ -343,7 +358,7 @@ class Rounds:
         self._plan = self.site.plan
         self._places.clear()
         self._untold.clear()
-        self._when_told = self.store_or_copy
+        self._when_told.clear()
         if self._copying_hosts:  # nobody hears the answers
             self._copying_hosts.clear()
             if self._copying in self._kept:
@@ -385,10 +400,7 @@ class Rounds:
 
         for kept in self._kept.values():
             self._tell_hosts(kept.round)
-        if self._untold:
-            self._when_told = gather
-        else:
-            gather()
+        self._once_told(gather)
         return True
 
     def _give_up(self, name: str, why: str, then: Callable[[], None]) -> None:
@@ -435,8 +447,14 @@ class Rounds:
         self._asking.setdefault((host, name), []).append(then)
         parts, facts = self._kept[name].round.parts, self._kept[name].round.manifest["files"]
         needed = facts if files is None else facts.keys() & {METADATA_FILE, *files}
-        peers = self._peers(parts[rank] for rank in {facts[file]["rank"] for file in needed})
-        self._send(host, wire.FetchRound(attempt=self._attempt, name=name, files=files, peers=peers))
+
+        def order() -> None:
+            if host not in self._hosts:
+                return
+            peers = self._peers(parts[rank] for rank in {facts[file]["rank"] for file in needed})
+            self._send(host, wire.FetchRound(attempt=self._attempt, name=name, files=files, peers=peers))
+
+        self._once_told(order)
 
     def _on_gathered(self, host: str, answer: wire.RoundDone) -> None:
         for note in answer.notes:

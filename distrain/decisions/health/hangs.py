@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from distrain import wire
 from distrain.api.observer import HangBegan, HangEnded
+from distrain.decisions.checkpoints.actions import Brought
 from distrain.decisions.events import AttemptEnded, AttemptStarts, HangDetected, SendMessage, ShowLine
 from distrain.decisions.health.collectives import Comparison, compare
 from distrain.decisions.health.standstills import Hang, Standstills
@@ -136,6 +137,11 @@ class Hangs:
     )
     def on_sign_of_life(self, _: str, message: wire.Message) -> None:
         """Note that a rank does something."""
+        self.progress()
+
+    @does(Brought)
+    def on_brought(self, _: Brought) -> None:
+        """Note that a rank goes on, which may have waited for files longer than a rank may stand still."""
         self.progress()
 
     @hears(wire.Running)

@@ -142,6 +142,8 @@ class HostCache:
     def trim(self) -> None:
         """Delete what killed runs have left, and what was not used for a month. What is in use stays.
 
+        So do files of ranks in the directories of runs: they are copied when the run next uses this host.
+
         Raise OSError, such as BlockingIOError if another process deletes files here, also on a file system without
         locks.
         """
@@ -151,7 +153,7 @@ class HostCache:
                 end_killed_run(path)
             for path in self.root.glob("*/*"):
                 with contextlib.suppress(OSError):  # it is gone, or cannot be renamed
-                    if time.time() - path.lstat().st_mtime > _UNUSED_S:
+                    if path.parent != self.runs and time.time() - path.lstat().st_mtime > _UNUSED_S:
                         _delete(path)
 
 

@@ -36,10 +36,12 @@ def entry(cache: HostCache, name: str, old: float) -> Path:
 def test_what_was_unused_for_a_month_is_deleted(cache: HostCache) -> None:
     names = ("projects", "environments", "programs", "programs/.new-")
     old = [entry(cache, f"{name}/old", 31 * DAY) for name in names[:3]]
-    old += [entry(cache, "programs/.new-x", 31 * DAY), old_run(cache, "old", 31 * DAY)]
+    old.append(entry(cache, "programs/.new-x", 31 * DAY))
     young = [entry(cache, f"{name}/young", 29 * DAY) for name in names[:3]] + [old_run(cache, "young", 29 * DAY)]
+    not_copied_home = [old_run(cache, "old", 31 * DAY)]
     cache.trim()
-    assert [path.exists() for path in (*old, *young)] == [False] * len(old) + [True] * len(young)
+    kept = [*young, *not_copied_home]
+    assert [path.exists() for path in (*old, *kept)] == [False] * len(old) + [True] * len(kept)
 
 
 def test_what_is_in_use_stays(cache: HostCache, project: Project) -> None:
