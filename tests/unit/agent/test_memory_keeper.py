@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import resource
 import shutil
+import signal
 import socket
 import tempfile
 import threading
@@ -320,7 +322,7 @@ def test_who_sends_another_token_gets_nothing(make_cluster: Any, token: str) -> 
     request = wanted(name=made.name, rank=0, file="rank0/model.pt")
     port = cluster.peers["a"][1]
     assert random.Random(0).randbytes(1000) in answer_of(port, TOKEN.encode() + request)
-    with contextlib.suppress(ConnectionResetError):
+    with contextlib.suppress(OSError):  # it has hung up, without reading what follows
         assert answer_of(port, token.encode() + request) == b""
 
 
@@ -348,6 +350,38 @@ def test_only_files_that_are_kept_are_handed_out(make_cluster: Any, field: str, 
     answer = answer_of(cluster.peers["a"][1], TOKEN.encode() + wanted(**request))
     assert b'"failed"' in answer
     assert b"SECRET" not in answer
+
+
+def test_a_file_that_is_not_written_to_its_end_is_no_copy(make_cluster: Any) -> None:
+    cluster = make_cluster(2)
+    made = cluster.commit(0, keep=[0])
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    used = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, usual[1]))
+    try:
+        order = wire.FetchRound(attempt=0, name=made.name, is_copy=True, peers=cluster.peers)
+        failed = cluster.hosts["a"].ask(order, wire.RoundDone).failed
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+        signal.signal(signal.SIGXFSZ, used)
+    assert failed is not None
+    assert "File too large" in failed
+
+
+def test_the_port_is_closed_with_the_run_and_few_strangers_hold_threads(make_cluster: Any) -> None:
+    cluster = make_cluster(2)
+    made = cluster.commit(0, keep=[0])
+    port = cluster.peers["a"][1]
+    with contextlib.ExitStack() as strangers:
+        for _ in range(200):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+        time.sleep(0.2)
+        assert sum(thread.name == "distrain-peer" for thread in threading.enumerate()) <= 64
+    request = wanted(name=made.name, rank=0, file="rank0/model.pt")
+    assert random.Random(0).randbytes(1000) in answer_of(port, TOKEN.encode() + request)
+    cluster.hosts["a"].keeper.end()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
 # -- without a coordinator -------------------------------------------------------------------------------------------

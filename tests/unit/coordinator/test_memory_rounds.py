@@ -373,3 +373,31 @@ def test_a_round_that_is_given_up_while_it_is_stored_is_never_used(tmp_path: Pat
     assert [saved.path.name for saved in run.ledger.all] == [first]
     assert not run.memory.is_storing
     assert on_disk(run) == [first]
+
+
+def test_a_rank_that_reads_at_once_gets_the_files_once_all_hosts_know_the_checkpoint(
+    two: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(two, "serve", lambda: None)
+        name = two.commit(1)
+    answers: list[tuple[str, str | None]] = []
+    two.memory.fetch("b", name, None, lambda folder, failed: answers.append((folder, failed)))
+    assert not two.only(wire.FetchRound)
+    two.serve()
+    [order] = [order for host, order in two.only(wire.FetchRound) if not order.is_copy]
+    assert order.peers.keys() == {"a", "b"}
+    two.answer("b", wire.RoundDone(attempt=two.attempt, name=name, folder="/gathered"))
+    assert answers == [("/gathered", None)]
+
+
+def test_copies_are_made_although_a_host_is_lost_that_has_not_answered(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b", "c")
+    served, run.serve = run.serve, lambda: None  # type: ignore[method-assign]
+    run.commit(1)
+    run.unserved.remove("c")
+    served()
+    assert not run.only(wire.FetchRound)
+    run.memory.lost("c")
+    assert {host for host, order in run.only(wire.FetchRound) if order.is_copy} == {"a", "b"}
+    run.store.close()
