@@ -40,7 +40,7 @@ class CheckpointDesk:
 
     @property
     def handlers(self) -> dict[type, Handler]:
-        """What hears each kind of message or event but reports, which come from :class:`ReportHandler`."""
+        """The handler of each kind of message or event, except for reports: :class:`ReportHandler` passes those on."""
         return dict.fromkeys(self.checkpoints.kinds - {wire.Reported}, lambda host, event: self.handle(event, host))
 
     def deadline(self) -> float | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _FINISHED = "finished train_func while other ranks waited for it"
 
 BATCHES = "every rank must take part in every collective: do all have the same number of batches?"
-"""What to do if ranks wait for one that has finished."""
+"""The cure if ranks wait for one that has finished."""
 
 # -- the blame for a failure -----------------------------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""Which method of a part handles which kind of message, event or action: it says so itself. Runs in: coordinator."""
+"""The table from kinds of messages, events and actions to the methods of parts that handle them.
+
+Each method says itself what it handles. Runs in: coordinator.
+"""
 
 from __future__ import annotations
 

@@ -53,11 +53,14 @@ class SecretPort:
     def _accept(self) -> None:
         while self._socket.fileno() >= 0:
             self._lobby.acquire()
+            peer = None
             try:
                 peer, _ = self._socket.accept()
                 threading.Thread(target=self._let_in, args=(peer,), name="distrain-peer", daemon=True).start()
             except (OSError, RuntimeError):  # too many files are open, or there are too many threads
                 self._lobby.release()
+                if peer is not None:
+                    peer.close()
                 time.sleep(_PAUSE_S)
 
     def _let_in(self, peer: socket.socket) -> None:

@@ -149,7 +149,7 @@ class Session:
         self.after_call: Callable[[], None] = lambda: None
         """Called after every call that may have kept the debugger from opening; set by it."""
         self.hooks: dict[str, Callable[[Any], object]] = {}
-        """What the sampler, the profiler or the debugger does with a question for it: by what a wire.Ask asks for."""
+        """By what a wire.Ask asks for: the function of the sampler, the profiler or the debugger that answers."""
         self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
         self._call = ""
         """The call that holds the lock."""

@@ -63,7 +63,7 @@ RUNNER_FILES = (OWN_FILES, "<frozen runpy>", "<frozen importlib", runpy.__file__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """How a rank has ended: the message that says it, and the exception."""
+    """The end of a rank: the message about it, and the exception."""
 
     outcome: wire.Outcome
     error: BaseException | None = None

@@ -27,7 +27,7 @@ class Domain:
 
 @dataclass(frozen=True)
 class sample_from:
-    """What a function returns. It may take the config, which has all other values."""
+    """The return value of a function, which may take the config with all other values."""
 
     func: Callable[..., Any]
 

@@ -48,7 +48,7 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
 
 @dataclass(frozen=True, slots=True)
 class Passwords:
-    """What a rank says to rank 0, and what rank 0 answers, so that both know whom they talk to."""
+    """The words by which a rank and rank 0 know each other: what the rank says, and the answer."""
 
     ours: str = field(default_factory=partial(secrets.token_hex, _PASSWORD_BYTES))
     reply: str = field(default_factory=partial(secrets.token_hex, _PASSWORD_BYTES))
@@ -159,7 +159,7 @@ class RankChannel:
         """True if train_func calls should_stop()."""
         self._connection = SocketChannel(connection)
         self._arrived: SimpleQueue[wire.Frame | None] = SimpleQueue()
-        """What the thread has passed on; at last None, which stays."""
+        """Messages from the thread; at last None, which stays."""
         self._rank = rank
         self._on_stop = on_stop
         self._executor = StorageExecutor(None)

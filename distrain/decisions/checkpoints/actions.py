@@ -1,4 +1,4 @@
-"""What happens to :class:`~distrain.decisions.checkpoints.life.Checkpoints`, and what it wants done.
+"""The events that :class:`~distrain.decisions.checkpoints.life.Checkpoints` hears, and the actions that it returns.
 
 Runs in: coordinator.
 

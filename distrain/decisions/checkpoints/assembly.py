@@ -50,7 +50,7 @@ _MOST_METRICS = 1000
 
 @dataclass(slots=True)
 class Part:
-    """What one rank reports for one checkpoint."""
+    """The part of one rank in one checkpoint."""
 
     report: wire.Reported
     reported_at: float

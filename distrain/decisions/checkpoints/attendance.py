@@ -1,4 +1,4 @@
-"""Which ranks the checkpoints of an attempt wait for. Runs in: coordinator.
+"""The ranks for which the checkpoints of an attempt wait. Runs in: coordinator.
 
 Pure: no I/O; ``now`` (time.monotonic seconds) is an argument.
 
@@ -40,7 +40,7 @@ _STARTING, _FETCHING, _ENDED = "starting", "fetching", "ended"
 
 @dataclass(slots=True)
 class _Rank:
-    """What is known of a rank.
+    """The facts about one rank.
 
     brings: whether it reports checkpoints, as the user says, or because it has reported one, or tried to; None if
     nobody knows. first: the number of the first such report.

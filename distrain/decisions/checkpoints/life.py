@@ -77,7 +77,7 @@ class Checkpoints:
         self._foreign = site.checkpoint if ledger.latest is None else None
         """The checkpoint of another run from which this run has started, before it had one itself."""
         self.start = site.checkpoint
-        """Where a restart would begin."""
+        """The checkpoint at which a restart would begin; None if it would begin from scratch."""
         self._is_doubtful = False
         """True if ranks have raised before any report: perhaps the checkpoint that they loaded is damaged."""
         self._has_queued_validations = False
@@ -129,7 +129,7 @@ class Checkpoints:
         self._answer_at: float | None = None
         """When the first of these requests stops waiting for other ranks."""
         self._settled: dict[bool, float] = {}
-        """What :meth:`_find_settled` has returned last."""
+        """The latest answer of :meth:`_find_settled`."""
         similar = [saved for saved in self.ledger.all if saved.world_size == world_size]
         silent = similar[-1].silent if similar else ()
         self.assembly.begin(attempt, world_size, silent=silent, first_step=latest.step if latest else 0)

@@ -1,4 +1,4 @@
-"""What the decisions about checkpoints depend on beside the ranks. Runs in: coordinator."""
+"""The facts beside the ranks on which decisions about checkpoints depend. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Site:
-    """What the life of checkpoints depends on beside the ranks.
+    """The facts about a run and its hosts on which the life of its checkpoints depends.
 
     location: the run directory. is_remote: uploaders store all files. racks: by host. validates: the run has a
     validation function. metadata: the run's, which is added to that of every checkpoint.

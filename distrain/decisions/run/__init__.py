@@ -1,4 +1,4 @@
-"""What happens next in a run: its state machine, and the machines that this one asks. Runs in: coordinator.
+"""The state machine of a run, and the smaller machines that it asks. Runs in: coordinator.
 
 Pure: no I/O, no clock.
 """

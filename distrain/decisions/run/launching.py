@@ -1,4 +1,4 @@
-"""What hosts are told when an attempt begins: the job, and which ranks to start.
+"""The orders to hosts when an attempt begins: the job, and the ranks to start.
 
 Runs in: coordinator.
 

@@ -1,4 +1,4 @@
-"""What a failed attempt waits for before its ranks are stopped: a checkpoint that others can complete.
+"""The wait of a failed attempt for a checkpoint that other ranks can complete, before they are stopped.
 
 Runs in: coordinator.
 

@@ -1,4 +1,4 @@
-"""How an attempt is stopped: what its agents and its ranks are told, and what the user is. Runs in: coordinator.
+"""The stop of an attempt: the orders to its agents and ranks, and the line for the user. Runs in: coordinator.
 
 Pure: no I/O, no clock. The machine decides when: it sends what is returned here.
 """

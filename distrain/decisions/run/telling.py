@@ -1,4 +1,4 @@
-"""What a run tells its user about hosts that are missing, and about why an attempt has ended. Runs in: coordinator.
+"""The texts about missing hosts, and about the end of an attempt. Runs in: coordinator.
 
 Pure: no I/O, no clock.
 """
