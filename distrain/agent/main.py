@@ -121,7 +121,6 @@ class Agent:
         self._setup = HostSetup(self._loop, self._up.queue)
         self._memory: MemoryKeeper | None = None
         """Once there are checkpoints in memory."""
-        self._is_closed = False
         """True once the coordinator has ended the run."""
         self._watch = HealthWatch(self._loop, self._up.queue)
         self._relay = WorkerRelay(self._loop, self._up, self._on_broken_pipe)
@@ -194,8 +193,6 @@ class Agent:
         self._loop.call_in("beat", min(lease_s / 2, lease_s - silence_s + _LEASE_MARGIN_S), self._beat)
 
     def _leave(self) -> None:
-        if self._memory is not None and not self._is_closed:
-            self._memory.begin_to_store()
         is_tidy = all(worker.exited for worker in self._workers.values() if worker.spawned)
         if is_tidy:
             self._forkserver.kill()
@@ -206,8 +203,6 @@ class Agent:
             # On the coordinator's machine, those of the whole run. Another host may be the same machine as a third one,
             # whose processes must live: there, only those with the id of this host.
             process.sweep(self.run_id if self._is_local else process.own_run_id())
-        if self._memory is not None:
-            self._memory.finish_storing(partial(beat, self.beats_fd, _FIRST_LEASE_S))
         scratch.remove(self.scratch_path)
         self._setup.end()
         self._queries.release_port()
@@ -262,7 +257,6 @@ class Agent:
             case wire.Close() if message.rests_s and self._can_rest():
                 self._rest(message)
             case wire.Close():
-                self._is_closed = True
                 self._loop.stop()
 
     def _prepare(self, message: wire.Prepare) -> None:

@@ -17,8 +17,6 @@ import contextlib
 import itertools
 import os
 import tempfile
-import threading
-import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,11 +29,9 @@ from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, delete_unr
 from distrain.storage.commit import MemoryRound
 from distrain.storage.file_transfer import hash_files
 from distrain.storage.files import write_atomically
-from distrain.storage.lone_store import described, is_newer, store_alone
 from distrain.storage.records import complete_manifest, manifest_text
 from distrain.system import scratch
 from distrain.system.background import Background
-from distrain.system.log import warn
 from distrain.system.text import count
 from distrain.transfer.stream import checked_name
 
@@ -48,9 +44,6 @@ if TYPE_CHECKING:
 
 _MOST_FREE = 2
 """Free directories of a rank: one for its next part, one for when a checkpoint was copied or stored."""
-_STORING_S = 60.0
-"""Seconds for storing a checkpoint without a coordinator."""
-_BEAT_S = 0.5
 
 
 @dataclass(slots=True)
@@ -75,7 +68,6 @@ class MemoryKeeper:
         self._hasher, self._cleaner = Background(loop, "hasher"), Background(loop, "cleaner")
         self._copier, self._gatherer = Background(loop, "copier"), Background(loop, "gatherer")
         self._host = ""
-        self._run = ""
         self._ranks: Collection[int] = ()
         self._rounds: dict[str, MemoryRound] = {}
         """Those that are kept, by name."""
@@ -86,8 +78,6 @@ class MemoryKeeper:
         self._gathered: dict[str, _Gathered] = {}
         """By name."""
         self._numbers = itertools.count()
-        self._storing: threading.Thread | None = None
-        self._may_store = threading.Event()
 
     def handle(self, message: wire.ToMemory | wire.Upload) -> None:
         """Carry out an order of the coordinator."""
@@ -125,7 +115,7 @@ class MemoryKeeper:
         self._hasher.do(hashed, end, lambda error: end(answer(failed=str(error))))
 
     def _keep(self, order: wire.KeepRound) -> None:
-        self._host, self._run = order.host, order.run
+        self._host = order.host
         if order.body:
             new = MemoryRound.decoded(order.body)
             self._rounds[new.name] = new
@@ -290,41 +280,6 @@ class MemoryKeeper:
             if home is not None:
                 _link(folder / file, home / file)
         to.files |= files.keys()
-
-    # -- without a coordinator ------------------------------------------------------------------------------------
-
-    def begin_to_store(self) -> None:
-        """Claim the place for the newest checkpoint in the run directory, because the coordinator is lost.
-
-        A new coordinator waits from now on. The bytes are written by :meth:`finish_storing`.
-        """
-        if self._run and self._rounds:
-            self._storing = threading.Thread(target=self._store, name="distrain-storing", daemon=True)
-            self._storing.start()
-
-    def finish_storing(self, beat: Callable[[], None]) -> None:
-        """Store the newest checkpoint that can be complete, in limited time. ``beat``: called again and again."""
-        self._may_store.set()
-        deadline = time.monotonic() + _STORING_S
-        while self._storing is not None and self._storing.is_alive() and time.monotonic() < deadline:
-            beat()
-            self._storing.join(_BEAT_S)
-
-    def _store(self) -> None:
-        deadline, run = time.monotonic() + _STORING_S, Path(self._run)
-        tried: set[int] = set()
-        while run.is_dir():
-            known = {kept.index: kept for kept in (*described(run), *self._rounds.values()) if kept.index not in tried}
-            if not known or not is_newer(run, max(known)):
-                return
-            kept = known[max(known)]
-            homes = {rank: home for rank in kept.parts if (home := self._home(kept, rank)) is not None}
-            try:
-                if store_alone(run, kept, self._host, homes, self._may_store, deadline, tried):
-                    return
-            except OSError as error:
-                warn(f"{kept.name} could not be stored from memory, after the coordinator was lost: {error}")
-                tried.add(kept.index)
 
 
 def _order(part: Path) -> tuple[int, int]:

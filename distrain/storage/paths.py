@@ -16,7 +16,6 @@
         trackers/wandb.json         how far a tracker has got, and the id of its run
         tensorboard/                event files of the tracker tensorboard
         .staging/                   checkpoints being written; deleted when the next run starts
-        .memory-checkpoint_000002/  one that agents store without a coordinator (see ``lone_store``)
         .lock                       held by the coordinator
         .reserve                    disk space for the end of the run, in case the disk becomes full
         .requests                   a named pipe for requests, while the run lasts

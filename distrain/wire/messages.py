@@ -521,8 +521,7 @@ class OrderDone(Message):
 class KeepRound(ToMemory):
     """Keep these checkpoints in memory, and free what all others take.
 
-    host: the name by which the coordinator knows this host. keep: the names of all that stay. run: the run directory,
-    to which the agent stores the newest one if the coordinator is lost; empty if it must not. body: a new
+    host: the name by which the coordinator knows this host. keep: the names of all that stay. body: a new
     :class:`~distrain.storage.commit.MemoryRound`, encoded once for all hosts; empty if there is none.
 
     token: what other hosts send to get files from this one, and it from them; empty if there are none. peer: the
@@ -534,7 +533,6 @@ class KeepRound(ToMemory):
     attempt: int
     host: str
     keep: list[str]
-    run: str = ""
     token: str = ""
     peer: str = ""
     body: bytes = b""

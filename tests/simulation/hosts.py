@@ -123,7 +123,6 @@ class Agent:
         self._is_started = False
         self._forkserver_ready = False
         self._waiting: wire.Start | None = None
-        self._is_closed = False
         self._memory: MemoryKeeper | None = None
         self._setup = HostSetup(self.loop, self.up.send)  # type: ignore[arg-type]
         self._uploader = OrderLink(self.loop, self.up.send, "uploader", flags=[])  # type: ignore[arg-type]
@@ -143,12 +142,8 @@ class Agent:
         self._leave()
 
     def _leave(self) -> None:
-        if self._memory is not None and not self._is_closed:
-            self._memory.begin_to_store()
         for rank in self.ranks.values():
             rank.process.kill()
-        if self._memory is not None:
-            self._memory.finish_storing(lambda: None)
         shutil.rmtree(self.host.memory, ignore_errors=True)
         self._setup.end()
 
@@ -221,7 +216,6 @@ class Agent:
             case wire.DeleteCheckpoints(directories=folders):
                 self._setup.delete_checkpoints(folders)
             case wire.Close():
-                self._is_closed = True
                 self.loop.stop()
 
     def lose_forkserver(self) -> None:

@@ -121,19 +121,6 @@ KNOWN = [
         "memory",
     ),
     Known(
-        "agents store an older checkpoint after the coordinator is gone",
-        "agent/memory_keeper.py",
-        "            kept = known[max(known)]\n",
-        "            kept = known[min(known)]\n",
-    ),
-    Known(
-        "a run does not look at what agents have stored alone",
-        "coordinator/store/local_store.py",
-        "            take_over(root)\n            self.directory.open()\n",
-        "            self.directory.open()\n",
-        "memory,starts",
-    ),
-    Known(
         "damaged bytes in memory are stored",
         "decisions/checkpoints/rounds.py",
         "            if expected[name] != (length, crc):\n",

@@ -404,7 +404,6 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(coordinator, "raise_fd_limit"),
         mock.patch.object(validations, "OrderLink", SimulatedValidator),
         mock.patch.object(memory_keeper, "Background", SimulatedBackground),
-        mock.patch.object(memory_keeper, "threading", threading),
         mock.patch.object(secret_port, "threading", threading),
         mock.patch.object(secret_port, "listen", children.Listener),
         mock.patch.object(peers, "connect", children.connect),

@@ -240,9 +240,7 @@ def no_start_is_too_old(play: Play) -> Iterator[str]:
     """An attempt starts from the newest checkpoint that was committed, if nothing that held it was lost."""
     if play.flipped or _is_hasty(play) or _has(play, *STORAGE_FAULTS):
         return
-    is_lost = play.hit_hosts or _has(play, "lose power", *_STOPPING)
-    if _has(play, "kill coordinator") and (play.scenario.bucket or not play.scenario.shares_files):
-        is_lost = True  # nobody stores what is in memory there
+    is_lost = play.hit_hosts or _has(play, "kill coordinator", "lose power", *_STOPPING)
     given_up = _given_up(play)
     seen: set[tuple[int, int]] = set()
     rivals = {rival.number for rival in play.rivals}  # a later one begins another run
@@ -356,9 +354,7 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
         return
     found = {path.name: manifest for path, manifest in _published(play)}
     committed = sorted({fact.index: fact for _, fact in play.told if isinstance(fact, Committed)}.items())
-    was_killed = any(life.was_killed for life in play.lives)
-    is_lost = play.hit_hosts or _has(play, "lose power")
-    is_lost = is_lost or (was_killed and (play.scenario.bucket or not play.scenario.shares_files))
+    is_lost = play.hit_hosts or _has(play, "lose power") or any(life.was_killed for life in play.lives)
     facts = [fact for _, fact in committed if not ((fact.is_in_memory and is_lost) or _given_up(play))]
     kept = {manifest["index"]: manifest["metrics"] for manifest in found.values()}
     damaged = {file.parent.name for file in play.flipped}  # they are set aside
@@ -368,7 +364,6 @@ def the_best_and_the_last_are_kept(play: Play) -> Iterator[str]:
     name, order = config.checkpoint_score_attribute, config.checkpoint_score_order
     if name and not (play.scenario.rolls_back or play.scenario.validates or play.flipped):  # nothing else gives one up
         is_sure = play.scenario.saving == "all" and not play.scenario.quiet and len(facts) == len(committed)
-        is_sure = is_sure and not (was_killed and any(fact.is_in_memory for fact in facts))  # agents store the last one
         is_sure = is_sure and not _is_hasty(play)  # one that lacks ranks is worse than any other
         complete = facts if is_sure else []  # a better one in memory may have taken its place, and be lost
         best = max(complete, key=lambda fact: score(fact.metrics, name, order), default=None)

@@ -7,7 +7,6 @@ rename: the manifest is written into that directory. :mod:`distrain.storage.path
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import shutil
@@ -25,7 +24,6 @@ from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, locked_for_deletion
 from distrain.storage.files import sync_directories, write_atomically, write_file
 from distrain.storage.flushing import flush
-from distrain.storage.lone_store import take_over
 from distrain.storage.names import numbered
 from distrain.storage.paths import DAMAGED
 from distrain.storage.records import committed_at, complete_manifest, damage_of, manifest_text
@@ -33,7 +31,7 @@ from distrain.storage.records import committed_at, complete_manifest, damage_of,
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from distrain.decisions.checkpoints.actions import Adopt, Delete, MakeDirectory, Publish, UpdateManifest
+    from distrain.decisions.checkpoints.actions import Delete, MakeDirectory, Publish, UpdateManifest
     from distrain.storage.commit import CommittedCheckpoint
     from distrain.system.background import Background
 
@@ -49,7 +47,6 @@ class LocalStore(RunStore):
         """Directories of deleted checkpoints whose space is not free yet."""
         self._deleting: threading.Thread | None = None
         with self._opening():
-            take_over(root)
             self.directory.open()
             self.ledger = Ledger(self._find_intact(), self.paths.next_index())
 
@@ -97,16 +94,9 @@ class LocalStore(RunStore):
 
     def close(self) -> None:
         """Release the directory, after the space of deleted checkpoints is free."""
-        if not self.is_stalled:
-            if self._deleting is not None:
-                self._deleting.join()
-            with contextlib.suppress(OSError):
-                take_over(self.paths.root, self.ledger.given_up, 0.0)
+        if not self.is_stalled and self._deleting is not None:
+            self._deleting.join()
         super().close()
-
-    def adopt(self, asked: Adopt) -> None:
-        take = partial(take_over, self.paths.root, self.ledger.given_up)
-        self._do("a checkpoint", lambda: list(map(committed_at, take())), asked.then)
 
     # -- commits --------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from distrain.decisions.checkpoints.actions import Adopt, Delete, MakeDirectory, Publish, Record, UpdateManifest
+from distrain.decisions.checkpoints.actions import Delete, MakeDirectory, Publish, Record, UpdateManifest
 from distrain.decisions.checkpoints.ledger import Ledger
 from distrain.decisions.hearing import does
 from distrain.errors import StorageError
@@ -335,11 +335,6 @@ class RunStore(ABC):
     @abstractmethod
     def publish(self, new: Publish) -> None:
         """Write the metadata, then the manifest. Call ``new.done`` with the checkpoint's path, or ``new.failed``."""
-
-    @does(Adopt)
-    def adopt(self, asked: Adopt) -> None:
-        """Look for checkpoints that agents have stored while out of reach."""
-        asked.then(())
 
     @does(UpdateManifest)
     @abstractmethod

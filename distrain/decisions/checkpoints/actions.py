@@ -69,12 +69,6 @@ class Delete(NamedTuple):
     kept: Callable[[Sequence[CommittedCheckpoint]], None]
 
 
-class Adopt(NamedTuple):
-    """Look for checkpoints that agents have stored while out of reach. ``then`` gets them."""
-
-    then: Callable[[Sequence[CommittedCheckpoint]], None]
-
-
 class Record(NamedTuple):
     """Add a line to events.jsonl."""
 
@@ -178,7 +172,7 @@ class Tick(NamedTuple):
 
 
 if TYPE_CHECKING:
-    ForStorage = MakeDirectory | Store | Publish | UpdateManifest | Delete | Adopt | Record | StorageFails
+    ForStorage = MakeDirectory | Store | Publish | UpdateManifest | Delete | Record | StorageFails
     ForHosts = SendMessage | BringTo | Brought
     ForOthers = Settled | NewStart | RolledBack | Validate | VerifyLatest | FindOther | ShowLine | Committed
     Action = ForStorage | ForHosts | ForOthers

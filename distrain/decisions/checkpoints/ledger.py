@@ -37,8 +37,6 @@ class Ledger:
     def __init__(self, found: Iterable[CommittedCheckpoint] = (), next_index: int = 0) -> None:
         self.all = list(found)
         self.next_index = next_index
-        self.given_up: set[int] = set()
-        """The indices of checkpoints that turned out to be wrong."""
         self.emit: Callable[[Action], None]
         self._moved: dict[str, str] = {}
         """New paths of checkpoints that got another name when they were stored from memory, by the path ranks have."""
@@ -96,17 +94,6 @@ class Ledger:
         if changed := {name: now[name] for name in now if name not in _OF_PLACE and now[name] != written.get(name)}:
             self.emit(UpdateManifest(CommittedCheckpoint(path, {}), changed))
         self.emit(Record("stored", {"name": path.name, "index": now["index"], **more}))
-
-    def adopt(self, found: Iterable[CommittedCheckpoint]) -> None:
-        """Note checkpoints that agents have stored while out of reach."""
-        known = {saved.index: saved.manifest for saved in self.all}
-        for saved in found:
-            if manifest := known.get(saved.index):
-                self.stored(manifest, {}, saved.path)
-                continue
-            if saved.index not in known:
-                self.add(saved)
-            self.emit(Record("stored", {"name": saved.path.name, "index": saved.index}))
 
     def disown(self, rank: int, *, after: int, first_step: int) -> list[CommittedCheckpoint]:
         """Give up the checkpoints that lack files of a rank, as it turns out. Return them.
@@ -170,7 +157,6 @@ class Ledger:
 
     def _give_up(self, saved: CommittedCheckpoint, why: Mapping[str, Any]) -> None:
         self.all.remove(saved)
-        self.given_up.add(saved.index)
         self._note(saved, why)
 
     def _note(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:

@@ -435,7 +435,7 @@ class Checkpoints:
         self.assembly.attendance.fetching(asked.rank)
         answer = partial(self._on_fetched, asked)
         path = self.ledger.path(asked.path)
-        if self.ledger.is_in_memory(asked.path):
+        if self.rounds.has(asked.path):
             self.rounds.fetch(host, asked.path.rpartition("/")[2], asked.files, answer)
         elif path not in {*(str(saved.path) for saved in self.ledger.all), self.start, self.site.checkpoint}:
             text = (

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.decisions.checkpoints.actions import (
-    Adopt,
     MakeDirectory,
     Publish,
     Record,
@@ -189,7 +188,7 @@ class Rounds:
         newest = MemoryRound(name, manifest, dict(self.site.metadata), dict(new.positions), parts)
         if not keeps_start:
             self._start = ""
-        self._drop(self._kept.keys() - known)
+        self._drop(self._kept.keys() - {*known, self._start})
         self._kept[name] = _Kept(newest)
         needed = {self._start, self._copying, self._storing_name, name}
         needed.update(asked for (_, asked), waiting in self._asking.items() if waiting)
@@ -215,7 +214,7 @@ class Rounds:
         token = self.site.token if len(self._hosts) > 1 else ""
         order = partial(wire.KeepRound, attempt=self._attempt, keep=known, body=body, token=token)
         for host in self._hosts:
-            self._send(host, order(host=host, run=self.site.storage_of(host), peer=self._plan.peer_of(host)))
+            self._send(host, order(host=host, peer=self._plan.peer_of(host)))
         self._untold.update(self._hosts if token else ())
         self.ledger.forget_memory(known)
 
@@ -380,15 +379,17 @@ class Rounds:
             waiting.discard(host)
             if failed is not None:
                 failures[host] = failed
-            if waiting or self._attempt != attempt or self._is_ending:
+            if waiting or self._is_ending:
                 return
             if failures:
-                self._give_up(name, " and ".join(dict.fromkeys(failures.values())), try_again)
+                self._start = ""
+                self._give_up(name, " and ".join(dict.fromkeys(failures.values())))
+                try_again()
             else:
                 then()
 
         def try_again() -> None:
-            if self._attempt == attempt and not self._is_ending and not self.begin(attempt, hosts, then):
+            if not self._is_ending and not self.begin(attempt, hosts, then):
                 then()
 
         def gather() -> None:
@@ -403,25 +404,20 @@ class Rounds:
         self._once_told(gather)
         return True
 
-    def _give_up(self, name: str, why: str, then: Callable[[], None]) -> None:
-        """Drop a round that cannot be used, and say what is used instead, unless agents have stored it meanwhile."""
-
-        def adopted(found: Sequence[CommittedCheckpoint]) -> None:
-            self.ledger.adopt(found)
-            is_lost = self.ledger.is_in_memory(str(self.site.location / name))
-            self._drop([name])
-            self._tell_hosts()
-            if is_lost:
-                latest = self.ledger.latest
-                instead = "there is no other one"
-                if latest is not None:
-                    where = "in memory" if latest.is_in_memory else "on storage"
-                    instead = f"{latest.path.name} {where} is used instead"
-                self._warn(f"{name} in memory cannot be used: {why}; {instead}")
-                self._emit(Record("memory_checkpoint_lost", {"name": name, "why": why}))
-            then()
-
-        self._emit(Adopt(adopted))
+    def _give_up(self, name: str, why: str) -> None:
+        """Give up a round that cannot be used, and say what is used instead. It stays while ranks start from it."""
+        is_lost = self.ledger.is_in_memory(str(self.site.location / name))
+        self.ledger.forget_memory(self._kept.keys() - {name})
+        self._drop({name} - {self._start})
+        self._tell_hosts()
+        if is_lost:
+            latest = self.ledger.latest
+            instead = "there is no other one"
+            if latest is not None:
+                where = "in memory" if latest.is_in_memory else "on storage"
+                instead = f"{latest.path.name} {where} is used instead"
+            self._warn(f"{name} in memory cannot be used: {why}; {instead}")
+            self._emit(Record("memory_checkpoint_lost", {"name": name, "why": why}))
 
     def _first_files(self, kept: _Kept) -> dict[str, list[str] | None]:
         """Return by host the files that it gets before its ranks start; None: all. It gets others when ranks read them.
@@ -441,6 +437,12 @@ class Rounds:
                 if host in needed:
                     needed[host].add(rank)
         return {host: [file for rank in ranks for file in files.get(rank, ())] for host, ranks in needed.items()}
+
+    def has(self, path: str) -> bool:
+        """Return whether ranks read a checkpoint from memory. One that is given up stays for those that start from it."""
+        name = path.rpartition("/")[2]
+        is_stored = any(saved.path.name == name for saved in self.ledger.all if not saved.is_in_memory)
+        return path == str(self.site.location / name) and name in self._kept and not is_stored
 
     def fetch(self, host: str, name: str, files: list[str] | None, then: Answer) -> None:
         """Call ``then`` with the directory in which a host has files of a round (None: all), or with why not."""
@@ -507,9 +509,12 @@ class Rounds:
         self.ledger.forget_memory()
 
     def _store_all(self, storing: _Storing, directory: str) -> None:
-        storing.directory, storing.unstored = directory, set(storing.round.parts)
-        if storing is self._storing:
+        storing.directory = directory
+        storing.unstored = {rank for rank, files in storing.round.files.items() if files}
+        if storing is self._storing and storing.unstored:
             self._store_parts(storing.unstored)
+        elif storing is self._storing:
+            self._publish(storing)
 
     def _store_parts(self, ranks: set[int]) -> None:
         """Have parts stored, from the copy if their host has them no longer."""
@@ -563,16 +568,11 @@ class Rounds:
     def _cannot_store(self, storing: _Storing, rank: int) -> None:
         """Store the round before instead."""
         name, index, why = storing.round.name, storing.round.index, f"no host has intact files of rank {rank}"
-        storing.unstored.clear()
-
-        def given_up() -> None:
-            if not any(saved.index == index for saved in self.ledger.all):
-                self._lost = max(self._lost or (-1, -1, ""), (index, rank, f"{name} was only in memory, and {why}"))
-            self._end_storing()
-            self._on_change()
-            self.store_newest()
-
-        self._give_up(name, why, given_up)
+        self._give_up(name, why)
+        self._lost = max(self._lost or (-1, -1, ""), (index, rank, f"{name} was only in memory, and {why}"))
+        self._end_storing()
+        self._on_change()
+        self.store_newest()
 
     def _storage_fails(self, why: object) -> None:
         """Keep the round, and try again later, unless the disk is full. At the end of the run, try at once."""

@@ -56,10 +56,6 @@ class Site:
         """Return the host of a rank."""
         return self.plan.ranks[rank].host
 
-    def storage_of(self, host: str) -> str:
-        """Return the run directory as a host sees it; empty if it does not, or if uploaders store all files."""
-        return "" if self.is_remote or self.lacks_storage(host) else str(self.location)
-
     def needs_uploader(self, report: wire.Reported) -> bool:
         """Return whether an uploader or a mover stores the files of a report, and not the worker itself."""
         return not report.waits or self.is_remote or self.lacks_storage(self.host_of(report.rank))

@@ -23,11 +23,8 @@ import pytest
 
 from distrain import wire
 from distrain.agent.memory_keeper import MemoryKeeper
-from distrain.coordinator.store.local_store import LocalStore
-from distrain.storage import lone_store
 from distrain.storage.commit import MemoryPart, MemoryRound, file_entry
 from distrain.system.loop import Loop
-from tests.conftest import verify_now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +116,7 @@ class Cluster:
         made = MemoryRound(name, manifest, {"by": "test"}, {"train": {"0": 5}}, parts)
         for host in self:
             if host.name in only:
-                host.keeper.handle(keep_round(host, made, keep, run))
+                host.keeper.handle(keep_round(host, made, keep))
         self.settle()
         return made
 
@@ -130,10 +127,10 @@ class Cluster:
             assert copied.failed is None, copied
 
 
-def keep_round(host: Host, made: MemoryRound | None, keep: list[int], run: Path | None = None) -> wire.KeepRound:
+def keep_round(host: Host, made: MemoryRound | None, keep: list[int]) -> wire.KeepRound:
     names = [f"checkpoint_{index:06d}" for index in keep]
     token, body = TOKEN if len(host.cluster.hosts) > 1 else "", made.encoded() if made else b""
-    return wire.KeepRound(attempt=0, host=host.name, keep=names, run=str(run or ""), body=body, token=token)
+    return wire.KeepRound(attempt=0, host=host.name, keep=names, body=body, token=token)
 
 
 def hash_files(host: Host, ordinal: int, folder: Path, files: Any) -> wire.Upload:
@@ -382,71 +379,3 @@ def test_the_port_is_closed_with_the_run_and_few_strangers_hold_threads(make_clu
     cluster.hosts["a"].keeper.end()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=10)
-
-
-# -- without a coordinator -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(lone_store, "_QUIET_S", 0.3)
-    path = tmp_path / "run"
-    LocalStore(path).close()
-    return path
-
-
-def store(*hosts: Host) -> None:
-    for host in hosts:
-        host.keeper.begin_to_store()
-    threads = [threading.Thread(target=host.keeper.finish_storing, args=[lambda: None]) for host in hosts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30.0)
-
-
-def checkpoints(run: Path) -> list[str]:
-    assert not list(run.glob(".memory-*"))
-    store = LocalStore(run)
-    found = [saved.path.name for saved in store.ledger.all]
-    verify_now(store)
-    assert [saved.path.name for saved in store.ledger.all] == found
-    store.close()
-    return found
-
-
-@pytest.mark.parametrize(
-    "heard", [("", ""), ("a", ""), ("bc", ""), ("c", "b"), ("ab", "c"), ("abc", "c"), ("ac", "ab")]
-)
-def test_hosts_that_know_different_ones_store_the_newest_that_any_of_them_knows(
-    make_cluster: Any, run: Path, heard: tuple[str, str]
-) -> None:
-    cluster = make_cluster(3)
-    newest = cluster.commit(0, keep=[0], run=run)
-    for index, only in enumerate(heard, 1):
-        made = cluster.commit(index, keep=[index], run=run, only=only)
-        newest = made if only else newest
-    store(*cluster)
-    assert checkpoints(run) == [newest.name]
-
-
-def test_the_next_run_waits_for_agents_that_still_store(
-    make_cluster: Any, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cluster = make_cluster(1)
-    (host,) = cluster
-    made = cluster.commit(0, keep=[0], run=run)
-    host.keeper.begin_to_store()
-    while not list(run.glob(".memory-*")):
-        time.sleep(0.01)
-    storing = threading.Thread(target=host.keeper.finish_storing, args=[lambda: None])
-    threading.Timer(0.5, storing.start).start()
-    assert checkpoints_while_stored(run) == [made.name]
-    storing.join()
-    assert f"hosts that are still storing {made.name}" in capsys.readouterr().err
-
-
-def checkpoints_while_stored(run: Path) -> list[str]:
-    store = LocalStore(run)
-    store.close()
-    return [saved.path.name for saved in store.ledger.all]

@@ -12,7 +12,6 @@ import pytest
 from distrain import CheckpointConfig, wire
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.decisions.checkpoints.actions import (
-    Adopt,
     MakeDirectory,
     Publish,
     RunEnds,
@@ -79,8 +78,6 @@ class Run:
                 self.publications.append(action)
             case Publish():
                 self.store.publish(action)
-            case Adopt():
-                self.store.adopt(action)
             case StorageFails(why):
                 self.failures.append(why)
             case ShowLine(text):
