@@ -36,8 +36,9 @@ _LATENCY_S = 0.004
 class Line:
     """One direction of a connection: messages arrive in order, each after a while, or not at all."""
 
-    def __init__(self, world: World, deliver: Callable[[wire.Frame], None]) -> None:
+    def __init__(self, world: World, deliver: Callable[[wire.Frame], None], slowness: float = 1.0) -> None:
         self._world, self._deliver = world, deliver
+        self._latency_s = slowness * _LATENCY_S
         self._last = 0.0
         self.is_cut = False
         self.delay_s = 0.0
@@ -47,7 +48,7 @@ class Line:
         if self.is_cut:
             return
         [frame] = wire.Decoder().feed(wire.encode(message))
-        latency = self._world.random.random() * _LATENCY_S + self.delay_s
+        latency = self._world.random.random() * self._latency_s + self.delay_s
         self._last = max(self._world.now + latency, self._last + 1e-7)
         self._world.at(self._last, lambda: None if self.is_cut else self._deliver(frame))
 
@@ -75,6 +76,8 @@ class Host:
     refuses_peers: bool = False
     """A firewall lets no host connect to another one, if one of them is this."""
     peer_delay_s: float = 0.0
+    slowness: float = 1.0
+    """How much longer messages from and to this host take than elsewhere."""
     servers: list[Process] = field(default_factory=list)
     """The stream servers that were started here."""
     agents: list[Agent] = field(default_factory=list)
@@ -422,10 +425,10 @@ class _Link:
         self.host = host
         self.greeted = self.is_dropped = False
         self.heard_at = ranks._world.now
-        self.up = Line(ranks._world, self._receive)
+        self.up = Line(ranks._world, self._receive, host.slowness)
         self.agent = host.start_agent(self.up)
         self.agent.life = ranks._process.life.number  # type: ignore[attr-defined]
-        self.down = Line(ranks._world, self.agent.receive)
+        self.down = Line(ranks._world, self.agent.receive, host.slowness)
         self.agent.process.at_death.append(self._at_its_death)
 
     def _receive(self, frame: wire.Frame) -> None:

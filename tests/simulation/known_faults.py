@@ -121,6 +121,13 @@ KNOWN = [
         "memory",
     ),
     Known(
+        "ranks read a checkpoint before all hosts know that they have it",
+        "decisions/checkpoints/rounds.py",
+        "        if self._untold:\n            self._when_told.append(then)\n",
+        "        if False:\n            self._when_told.append(then)\n",
+        "memory",
+    ),
+    Known(
         "damaged bytes in memory are stored",
         "decisions/checkpoints/rounds.py",
         "            if expected[name] != (length, crc):\n",

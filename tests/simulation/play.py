@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from tests.simulation.scenario import Scenario
 
 _LONGEST_S = 4_000.0
+_SLOWNESS = (1.0, 1.0, 1.0, 20.0)
+"""How much longer than usual messages of a host take."""
 
 
 _VALIDATOR = Validator(order=wire.RunValidation(directory="", sys_path=[], body=b""), timeout_s=None, environment={})
@@ -119,6 +121,8 @@ class Play:
         """By attempt and rank: the number of the next report, and the rows, of each batch."""
         self.looked: list[tuple[worker.SimulatedRank, int, int]] = []
         """The step of each checkpoint that a rank got from get_checkpoint(), and that of its last report; -1: none."""
+        self.unread: list[tuple[str, float, str]] = []
+        """The names of checkpoints that a rank got and could not read, when, and why."""
         self.ended = 0.0
         """The end of the last process that called fit(), in seconds since the start."""
         self.told: list[tuple[float, Any]] = []
@@ -136,6 +140,7 @@ class Play:
         self.hosts = {name: Host(self.world, name, root / name, slots, self.make_rank) for name in names}
         for name in names[1:]:
             self.hosts[name].sees_storage = scenario.shares_files
+            self.hosts[name].slowness = random.Random(f"{scenario.seed} {name}").choice(_SLOWNESS)
         self.elsewhere = Host(self.world, "elsewhere", root / "elsewhere", 0, self.make_rank)
         """A machine without ranks."""
         for host in (*self.hosts.values(), self.elsewhere):

@@ -96,8 +96,11 @@ def _is_hasty(play: Play) -> bool:
 
 
 def _begins_twice(play: Play) -> bool:
-    """Return whether run.json had not come to the storage when a second process began: attempts have equal numbers."""
-    return len({rank.life for _, rank in play.starts if rank.attempt == 0}) > 1
+    """Return whether two processes gave an attempt the same number, as the first one's last writes were lost."""
+    lives = defaultdict(set)
+    for _, rank in play.starts:
+        lives[rank.attempt].add(rank.life)
+    return any(len(those) > 1 for those in lives.values())
 
 
 def _strands(play: Play) -> bool:
@@ -277,6 +280,18 @@ def names_are_given_once(play: Play) -> Iterator[str]:
     for life in play.lives:
         names = Counter(fact.name for fact in life.facts if isinstance(fact, Committed))
         yield from (f"{count} checkpoints are called {name}" for name, count in names.items() if count > 1)
+
+
+def the_newest_checkpoint_can_be_read(play: Play) -> Iterator[str]:
+    """A rank can read the checkpoint that it gets, at once and for as long as there is no newer one."""
+    if play.hit_hosts or play.scenario.rolls_back or _has(play, *_LOSING_MORE, *STORAGE_FAULTS, *FLIPS):
+        return
+    committed = [(at, fact) for at, fact in play.told if isinstance(fact, Committed)]
+    for name, moment, why in play.unread:
+        index = max((fact.index for _, fact in committed if fact.name == name), default=-1)
+        has_newer = any(fact.index > index for at, fact in committed if at <= moment)
+        if not (has_newer or name in _given_up(play)):
+            yield f"{name} could not be read: {why}"
 
 
 def every_row_is_used_once(play: Play) -> Iterator[str]:
@@ -619,6 +634,7 @@ PROPERTIES = [
     names_are_given_once,
     no_start_is_too_old,
     a_lost_host_costs_no_copied_checkpoint,
+    the_newest_checkpoint_can_be_read,
     every_row_is_used_once,
     the_best_and_the_last_are_kept,
     local_files_are_deleted_after_the_commit,

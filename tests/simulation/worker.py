@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import pickle
@@ -327,8 +326,12 @@ class SimulatedRank:
             scenario.num_to_keep is not None or scenario.mode in ("MEMORY", "MIXED") or scenario.memory_every
         )
         checkpoint = session.get_checkpoint()
-        with contextlib.suppress(CheckpointError if may_be_deleted else ()):
+        try:
             self.play.looked.append((self, self._step_of(checkpoint), reported))
+        except CheckpointError as error:
+            if not may_be_deleted:
+                raise
+            self.play.unread.append((checkpoint.path.rpartition("/")[2], self.world.now, str(error)))
 
     def _report(self, session: Session, step: int) -> None:
         scenario: Scenario = self.play.scenario

@@ -439,7 +439,7 @@ class Rounds:
         return {host: [file for rank in ranks for file in files.get(rank, ())] for host, ranks in needed.items()}
 
     def has(self, path: str) -> bool:
-        """Return whether ranks read a checkpoint from memory. One that is given up stays for those that start from it."""
+        """Return whether ranks read a checkpoint from memory: those that start from it do even if it is given up."""
         name = path.rpartition("/")[2]
         is_stored = any(saved.path.name == name for saved in self.ledger.all if not saved.is_in_memory)
         return path == str(self.site.location / name) and name in self._kept and not is_stored

@@ -93,15 +93,22 @@ class Run:
             self.answer(self.unserved.pop(), wire.MemoryServed(attempt=self.attempt, port=4711))
 
     def commit(
-        self, number: int, name: str | None = None, metrics: dict[str, Any] | None = None, silent: tuple[int, ...] = ()
+        self,
+        number: int,
+        name: str | None = None,
+        metrics: dict[str, Any] | None = None,
+        silent: tuple[int, ...] = (),
+        empty: tuple[int, ...] = (),
     ) -> str:
         reports, files = {}, {}
         for rank in range(len(self.hosts)):
             part = self.folder / f"part_{rank}_{number}"
             part.mkdir()
-            (part / f"file_{rank}").write_text(f"{number}")
+            names = [] if rank in empty else [f"file_{rank}"]
+            for file in names:
+                (part / file).write_text(f"{number}")
             reports[rank] = wire.Reported(attempt=0, rank=rank, index=number, has_checkpoint=True, folder=str(part))
-            files |= {path: file_entry(size, crc, rank) for path, size, crc in hash_files(part, [f"file_{rank}"])}
+            files |= {path: file_entry(size, crc, rank) for path, size, crc in hash_files(part, names)}
         commit = Commit(number, files, tuple(reports), metrics or {}, world_size=len(self.hosts), silent=silent)
         index = self.ledger.take_index()
         manifest = new_manifest(commit, name=name, index=index, attempt=0, step=0, progress=None, time=0.0)
@@ -341,6 +348,29 @@ def on_disk(run: Run) -> list[str]:
     store = LocalStore(run.folder / "run")
     store.close()
     return [saved.path.name for saved in store.ledger.all]
+
+
+def test_a_lost_host_whose_ranks_have_no_files_costs_nothing(two: Run) -> None:
+    name = two.commit(1, empty=(1,))
+    two.memory.lost("b")
+    two.memory.store_newest()
+    two.upload_all()
+    assert on_disk(two) == [name]
+
+
+def test_ranks_that_start_from_a_round_can_read_it_after_it_is_given_up(two: Run) -> None:
+    name = two.commit(1)
+    path = str(two.ledger.all[-1].path)
+    two.begin(1)
+    for host in two.hosts:
+        two.answer(host, wire.RoundDone(attempt=1, name=name, folder="/gathered"))
+    assert [chosen and chosen.path.name for chosen in two.chosen] == [name]
+    two.memory.lost("b")
+    two.memory.store_newest()
+    assert not two.ledger.all
+    assert two.memory.has(path)
+    two.commit(2)
+    assert not two.memory.has(path)
 
 
 @pytest.mark.parametrize("stage", ["uploading", "publishing"])
