@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 from distrain.api.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
 from distrain.storage.checkpoint import Checkpoint
 from distrain.system.arguments import check_type
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _Constructor = TypeVar("_Constructor", bound="Callable[..., None]")
 

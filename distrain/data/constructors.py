@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distrain.data.blocks import ITEM, as_block, is_instance, joined
 from distrain.data.dataset import Dataset, OpenDataset
 from distrain.data.files import FileSource
 from distrain.data.sources import HuggingFaceSource, ItemSource, MemorySource, RangeSource, Stream
 from distrain.system.arguments import check_int, check_type
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 
 def read_parquet(paths: Any, *, columns: Sequence[str] | None = None) -> Dataset:

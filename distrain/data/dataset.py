@@ -6,7 +6,7 @@ A Dataset is a description. It opens nothing before its rows are asked for, on t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distrain.data.blocks import as_block, formatter, in_pieces, joined, kept_rows, row_count, to_rows, writable
+from distrain.data.blocks import Block, as_block, formatter, in_pieces, joined, kept_rows, row_count, to_rows, writable
 from distrain.data.files import FileSource
-from distrain.data.order import Permutation, RowOrder
+from distrain.data.order import Permutation, RowOrder, Span
 from distrain.data.passes import in_order
 from distrain.data.sources import (
     ROWS_AT_ONCE,
@@ -33,12 +33,7 @@ from distrain.errors import DataError
 from distrain.system.arguments import check_int, check_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from typing_extensions import Self
-
-    from distrain.data.blocks import Block
-    from distrain.data.order import Span
 
 _SHUFFLE_BYTES = 64 << 20
 """Memory of the rows of files that ``random_shuffle()`` mixes, about."""

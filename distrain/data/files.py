@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
-from distrain.data.blocks import rows_after
+from distrain.data.blocks import Block, rows_after
 from distrain.data.sources import Schema, TableSource
 from distrain.errors import DataError
 from distrain.system.imports import find_filesystem, require
@@ -32,7 +32,6 @@ from distrain.system.text import count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from distrain.data.blocks import Block
     from distrain.data.order import Indices
 
 _KINDS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}

@@ -7,11 +7,11 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from distrain.data.blocks import formatter, joined, to_arrays, to_frame, to_rows
+from distrain.data.blocks import Block, formatter, joined, to_arrays, to_frame, to_rows
 from distrain.data.dataset import Dataset, OpenDataset
 from distrain.data.loops import Loops
 from distrain.data.passes import PassOptions, Worker
-from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Stream
+from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Schema, Stream
 from distrain.system.arguments import check_int
 from distrain.system.imports import require
 
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from distrain.data.blocks import Block
     from distrain.data.positions import DataLoop
-    from distrain.data.sources import Schema
 
 _ROWS_PER_READ = 256
 _MAKERS = {"torch": "distrain.torch.batches", "tensorflow": "distrain.tensorflow.data"}

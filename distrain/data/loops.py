@@ -11,8 +11,8 @@ from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from distrain.data.order import Division
-from distrain.data.passes import make_pass
+from distrain.data.order import Division, RowOrder
+from distrain.data.passes import PassOptions, StreamPass, TablePass, Worker, make_pass
 from distrain.data.positions import DataLoop
 from distrain.data.prefetch import Prefetched
 from distrain.data.sources import Stream
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from distrain.data.blocks import Block
     from distrain.data.dataset import Dataset, OpenDataset
-    from distrain.data.order import RowOrder
-    from distrain.data.passes import PassOptions, StreamPass, TablePass, Worker
 
 _NOTICE_AFTER_S = 20.0
 """Seconds of all passes after which a worker may say that it mostly waits for data."""

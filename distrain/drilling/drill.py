@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from distrain.drilling.causes import Cause
 from distrain.drilling.compare import Comparison, Drift, Straight
 from distrain.drilling.isolation import landlock_version, remove, scratch
-from distrain.drilling.journal import LEAST
-from distrain.drilling.order import Order, ProbeOrder
+from distrain.drilling.journal import LEAST, Attempt, Journal
+from distrain.drilling.order import Order, ProbeOrder, Unit
 from distrain.drilling.trial import Trial
 from distrain.drilling.verdict import DrillReport, Verdict
 from distrain.errors import JobError
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from distrain.coordinator.run.trainer import DataParallelTrainer
-    from distrain.drilling.journal import Attempt, Journal
-    from distrain.drilling.order import Unit
 
 DISTURBANCES = ("kill", "all", "stop", "report", "host", "workers")
 _SNAPSHOTS = (".bin", ".ckpt", ".h5", ".keras", ".npz", ".pickle", ".pkl", ".pt", ".pth", ".safetensors")

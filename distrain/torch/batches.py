@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from distrain.api import current
-from distrain.data.blocks import converted, object_types, to_arrays
+from distrain.data.blocks import Block, converted, object_types, to_arrays
 from distrain.errors import DataError
 from distrain.torch.device import get_device
 from distrain.torch.transfer import map_leaves, on_device
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     import numpy as np
-
-    from distrain.data.blocks import Block
 
 
 def converter(
