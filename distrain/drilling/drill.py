@@ -6,10 +6,10 @@ import os
 import shlex
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from distrain.drilling.causes import Cause
 from distrain.drilling.compare import Comparison, Drift, Straight
@@ -17,7 +17,6 @@ from distrain.drilling.isolation import landlock_version, remove, scratch
 from distrain.drilling.journal import LEAST, Attempt, Journal
 from distrain.drilling.order import Order, ProbeOrder, Unit
 from distrain.drilling.trial import Trial
-from distrain.drilling.verdict import DrillReport, Verdict
 from distrain.errors import JobError
 from distrain.system.log import warn
 from distrain.transfer.project.directories import is_below
@@ -30,6 +29,56 @@ if TYPE_CHECKING:
 DISTURBANCES = ("kill", "all", "stop", "report", "host", "workers")
 _SNAPSHOTS = (".bin", ".ckpt", ".h5", ".keras", ".npz", ".pickle", ".pkl", ".pt", ".pth", ".safetensors")
 """Usual endings of files with the state of a training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The finding about one disturbance.
+
+    disturbance: such as ``kill -9 of rank 1``.
+    outcome: ``noise``: equal within it; ``state``: the state at the start is the same, with another number of workers;
+        ``failed``: the script does not go on; ``refused``: it does not start with another number of workers;
+        ``untested``: it ended too early.
+    text: the verdict in words. lost: units that were repeated.
+    """
+
+    disturbance: str
+    outcome: Literal["exact", "noise", "state", "drift", "failed", "refused", "untested"]
+    text: str
+    causes: Sequence[Cause] = ()
+    lost: int | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """True unless the training goes on in another way, or not at all."""
+        return self.outcome not in ("drift", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class DrillReport:
+    """The findings of a drill.
+
+    unit: what is counted, ``report`` or ``step``; ``until`` so many. workers: of the undisturbed run.
+    notes: what the drill could not compare. directory: all files, if they were kept.
+    """
+
+    target: str
+    workers: int
+    unit: Unit
+    until: int
+    verdicts: Sequence[Verdict]
+    notes: Sequence[str]
+    seconds: float
+    directory: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True if every resume was exact, or equal within noise."""
+        return all(one.is_good for one in self.verdicts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON."""
+        return {"ok": self.ok, **asdict(self)}
 
 
 def drill(
@@ -155,7 +204,8 @@ class Drill:
         self.template = replace(self.template, fresh=tuple(found))
         trial = Trial(Order(roots=self.template.roots), self.folder / "isolation", self._limit_s)
         trial.start(ProbeOrder())
-        if trial.wait():
+        trial.watch(lambda _: False)
+        if trial.kill():
             self.template = replace(self.template, copies=trial.why_failed()[0])
             if not landlock_version():
                 warn("this kernel cannot keep a script from changing files under absolute paths")

@@ -100,11 +100,6 @@ class Trial:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def wait(self) -> int:
-        """Wait for the end of the run, and return its exit code."""
-        self.watch(lambda _: False)
-        return self.kill()
-
     def ask_to_stop(self) -> None:
         """Send SIGTERM, as before a preemption."""
         self._process.send_signal(signal.SIGTERM)
