@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distrain.api.backend import config_argument
 from distrain.api.ray_names import checks_arguments
-from distrain.api.trainer_options import TrainerOptions, showing_options
+from distrain.api.trainer_options import TrainerOptions, config_argument, showing_options
 from distrain.coordinator.run.trainer import DataParallelTrainer
 from distrain.torch.config import TorchConfig
 
