@@ -206,7 +206,7 @@ def as_dataset(value: Any, name: str, make: Callable[[], Any] | None = None) -> 
 
 def _called(function: Callable[[], Any], name: str) -> OpenDataset:
     """Return what a function of the user's makes."""
-    return as_dataset(function(), name, function).open()
+    return as_dataset(function(), name, function).opened
 
 
 # -- the datasets of a run -------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Dataset:
     """The seed, and the number of rows that are mixed in memory; None: see :data:`_SHUFFLE_BYTES`."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_opened"}
+        return {name: value for name, value in vars(self).items() if name != "opened"}
 
     # -- operations -----------------------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class Dataset:
 
     def read(self) -> Block:
         """Return all rows, in the order of epoch 0, as one block. It reads them into the memory of this process."""
-        return joined([*self._blocks()] or [self.open().first(1)])
+        return joined([*self._blocks()] or [self.opened.first(1)])
 
     def materialize(self) -> Self:
         """Read all rows, in the order of epoch 0, into memory, in the calling process; they are sent to the workers.
@@ -237,7 +237,7 @@ class Dataset:
 
             steps = rows.count() // 32
         """
-        source = self.open().source
+        source = self.opened.source
         if isinstance(source, Stream):
             raise DataError("a stream does not know the number of its rows")
         return source.rows
@@ -249,14 +249,11 @@ class Dataset:
 
             names = rows.schema().names
         """
-        return self.open().schema()
-
-    def open(self) -> OpenDataset:
-        """Open the source in this process, once."""
-        return self._opened
+        return self.opened.schema()
 
     @cached_property
-    def _opened(self) -> OpenDataset:
+    def opened(self) -> OpenDataset:
+        """The dataset in this process, which opens its source once."""
         made = self._make()
         opened = made if isinstance(made, OpenDataset) else OpenDataset(made)
         for operation in self._operations:
@@ -265,13 +262,13 @@ class Dataset:
 
     def _blocks(self, most: float = math.inf) -> Iterator[Block]:
         """Yield the first rows, and perhaps some more; of a stream, in its own order."""
-        source, order = self.open().source, self.open().order
+        source, order = self.opened.source, self.opened.order
         if isinstance(source, Stream):
             found = source.read(int(min(most, ROWS_AT_ONCE)))
         else:
             rows = int(min(most, source.rows))
             found = in_order(source, order, 0, (0, rows), rows)
-        return map(self.open().finished, found)
+        return map(self.opened.finished, found)
 
 
 def _order(source: TableSource | Stream, seed: int, window: int | None) -> RowOrder:

@@ -130,7 +130,7 @@ class Loops:
     @cached_property
     def _facts(self) -> dict[str, Any]:
         """The data's identity: few facts for people, and a hash of all."""
-        source = self.dataset.open().source
+        source = self.dataset.opened.source
         if isinstance(source, Stream):
             return {}
         facts = source.facts()
@@ -188,7 +188,7 @@ class Loops:
         if self.loop:
             self.loop.items.stop()  # a dataset of the user's is read by one thread at a time
         with self.naming_errors():
-            opened = self.dataset.open()
+            opened = self.dataset.opened
             epoch, start = self._next_start(options.order)
             own = make_pass(opened.source, self.worker, options, epoch, start)
         is_over = start is not None and start.get("is_over", False)

@@ -48,7 +48,7 @@ class _Batches(IterableDataset[Any]):
 
 
 def loader(batches: Iterable[Any]) -> DataLoader[Any]:
-    """Return a DataLoader that passes batches on. Each loop over it is another loop over them."""
+    """Return a DataLoader that passes batches on, for libraries that take nothing else. Each loop is one over them."""
     return DataLoader(_Batches(batches), batch_size=None)
 
 
