@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from distrain.api import current
 from distrain.data.blocks import Block, converted, object_types, to_arrays
 from distrain.errors import DataError
-from distrain.torch.device import get_device
-from distrain.torch.transfer import map_leaves, on_device
+from distrain.torch.device import get_device, map_leaves, on_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
