@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from distrain.drilling.causes import Cause
-from distrain.drilling.compare import Comparison, Drift, Straight
+from distrain.drilling.compare import Comparison, Straight
 from distrain.drilling.isolation import landlock_version, remove, scratch
 from distrain.drilling.journal import LEAST, Attempt, Journal
 from distrain.drilling.order import Order, ProbeOrder, Unit
@@ -348,13 +348,10 @@ class Drill:
         if found.outcome == "exact" and straight.attempt.steps_before(resumed.first) == resumed.offset:
             found = self._with_checkpoints(found, journal, start)
         lost = before.done(unit) - (resumed.first if unit == "report" else start)
-        text = {"exact": "exact", "noise": "equal within noise"}.get(found.outcome, "")
-        if found.drift is not None:
-            text = f"drifts from {unit} {found.drift.at}: {found.drift.what}"
         loss = f"loses {lost} {unit}{'s' * (lost > 1)}" if lost > 0 else ""
         lacking = sorted(self._files - trial.files()) if journal.has_finished else []
         files = f"has not written {', '.join(lacking[:3])}" if lacking else ""
-        words = "; ".join(filter(None, (text, *found.aside, files, loss)))
+        words = "; ".join(filter(None, (found.text, *found.aside, files, loss)))
         self._add(Verdict(disturbance, found.outcome, prefix + words, found.causes, lost))
 
     def _with_checkpoints(self, found: Comparison, journal: Journal, start: int) -> Comparison:
@@ -369,9 +366,8 @@ class Drill:
                 continue
             if tensors := differing_tensors(path, *undisturbed):
                 named = ", ".join(f"`{name}`" for name in tensors[:2]) + (" and more" if len(tensors) > 2 else "")
-                drift = Drift(number, f"in {path.name}, {named} differ")
-                causes = self._straight.causes(journal.resumed, start)
-                return replace(found, outcome="drift", drift=drift, causes=causes)
+                text = f"drifts from {self._straight.unit} {number}: in {path.name}, {named} differ"
+                return replace(found, outcome="drift", text=text, causes=self._straight.causes(journal.resumed, start))
         return found
 
     def _notes(self, attempt: Attempt, blind: Sequence[str]) -> list[str]:
