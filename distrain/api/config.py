@@ -641,11 +641,6 @@ class RunConfig:
         variables: dict[str, str] = (self.worker_runtime_env or {}).get("env_vars") or {}
         return variables
 
-    @property
-    def log_level(self) -> str:
-        """The lowest level of distrain's own lines that is shown."""
-        return self.logging_config.log_level
-
 
 def _is_filesystem(value: object) -> bool:
     """Recognize a file system of fsspec or pyarrow without importing either."""

@@ -191,7 +191,7 @@ def _check(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[st
     """Check the hosts and show a table of them. Return 0, or 1 if there is a problem."""
     from rich.console import Console
 
-    with log_level(run.log_level):
+    with log_level(run.logging_config.log_level):
         findings, hosts = check_hosts(work, scaling, run, sys_path=sys_path)
     if options.json:
         write_json("check", **as_json(findings, hosts))
