@@ -31,6 +31,9 @@ _SNAPSHOTS = (".bin", ".ckpt", ".h5", ".keras", ".npz", ".pickle", ".pkl", ".pt"
 """Usual endings of files with the state of a training."""
 
 
+# -- the findings ----------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The finding about one disturbance.
@@ -79,6 +82,9 @@ class DrillReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON."""
         return {"ok": self.ok, **asdict(self)}
+
+
+# -- the drill -------------------------------------------------------------------------------------------------------
 
 
 def drill(
