@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from distrain.api.config import CheckpointUploadMode, ValidationTaskConfig
+from distrain.api.config import CheckpointUploadMode, StoreOptions, ValidationTaskConfig
 from distrain.api.context import CheckpointConsistencyMode, ReportedCheckpoint, TrainContext
-from distrain.api.store_options import StoreOptions
 from distrain.system.arguments import check_seconds, check_type
 from distrain.worker.session import session_of
 

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import re
 import traceback
-import warnings
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
-
-from distrain.system.arguments import check_type
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,24 +91,3 @@ class BackendConfig:
         Needed only if another launcher has started the ranks. Rank 0 then tells the others where they reach it.
         """
         return [value]
-
-
-_Config = TypeVar("_Config", bound=BackendConfig)
-
-
-def config_argument(
-    kind: type[_Config], name: str, given: _Config | None, by_old_name: _Config | None = None
-) -> _Config:
-    """Return a trainer's argument ``{name}_config`` or ``{name}_backend``, its old name, or else the default.
-
-    Must be called by a constructor of a class that :func:`~distrain.api.ray_names.checks_arguments` decorates, for the
-    place that the DeprecationWarning names. Raises TypeError for a value of another type, or for both arguments.
-    """
-    new, old = f"{name}_config", f"{name}_backend"
-    if by_old_name is not None:
-        if given is not None:
-            raise TypeError(f"{old} is the old name of {new}; give only {new}")
-        warnings.warn(f"{old} is an old name; use {new}", DeprecationWarning, stacklevel=4)
-        given = by_old_name
-    check_type(new, given, kind, optional=True)
-    return kind() if given is None else given

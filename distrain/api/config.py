@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -477,6 +478,42 @@ class ValidationConfig:
             object.__setattr__(self, "task_config", ValidationTaskConfig())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions:
+    """The arguments of ``report()`` that tell how to store a checkpoint. Raises TypeError, ValueError for bad ones.
+
+    delete: None for the default of the mode. function: the ``checkpoint_upload_fn``.
+    """
+
+    name: str | None = None
+    mode: CheckpointUploadMode = CheckpointUploadMode.SYNC
+    delete: bool | None = None
+    function: Callable[[Checkpoint, str], Checkpoint] | None = None
+    validation: ValidationTaskConfig | None = None
+
+    def __post_init__(self) -> None:
+        check_type("report(): checkpoint_upload_mode", self.mode, CheckpointUploadMode, "a CheckpointUploadMode")
+        check_type("report(): delete_local_checkpoint_after_upload", self.delete, bool, optional=True)
+        check_type("report(): checkpoint_upload_fn", self.function, Callable, optional=True)
+        allowed = "a bool or a ValidationTaskConfig"
+        check_type("report(): validation", self.validation, ValidationTaskConfig, allowed, optional=True)
+        check_type("report(): checkpoint_dir_name", self.name, str, optional=True)
+        if self.mode is CheckpointUploadMode.MEMORY and self.function is not None:
+            raise ValueError(
+                "report(): checkpoint_upload_fn stores the checkpoint itself; leave out CheckpointUploadMode.MEMORY"
+            )
+        if self.name is not None:
+            from distrain.storage.paths import RunPaths  # workers have loaded it, and others may not need it
+
+            if (why_not := RunPaths(Path()).name_problem(self.name)) is not None:
+                raise ValueError(f"report(): checkpoint_dir_name {why_not}")
+
+    @property
+    def deletes(self) -> bool:
+        """True if the local files are deleted once the checkpoint is committed."""
+        return self.mode is CheckpointUploadMode.ASYNC if self.delete is None else self.delete
+
+
 # -- the run ---------------------------------------------------------------------------------------------------------
 
 
@@ -603,11 +640,6 @@ class RunConfig:
         """Environment variables for the workers."""
         variables: dict[str, str] = (self.worker_runtime_env or {}).get("env_vars") or {}
         return variables
-
-    @property
-    def log_level(self) -> str:
-        """The lowest level of distrain's own lines that is shown."""
-        return self.logging_config.log_level
 
 
 def _is_filesystem(value: object) -> bool:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from distrain.errors import ControllerError, StorageError, TrainingFailedError
 from distrain.storage import names
 from distrain.storage.checkpoint import Checkpoint
-from distrain.storage.lines import last_record, parse_json, read_file, read_metrics
+from distrain.storage.lines import last_record, read_file, read_metrics
 from distrain.storage.paths import read_manifest
 from distrain.storage.retention import Retention, best_first, flatten, score
-from distrain.storage.runs.details import checkpoints_of
+from distrain.storage.runs.details import checkpoints_of, error_of
 from distrain.storage.runs.listing import KILLED, run_at
 from distrain.system.pickling import pickled
 from distrain.system.remote_path import RemotePath, locate
@@ -173,14 +173,10 @@ def make_result(
 
 
 def _stored_error(run: Path | RemotePath) -> TrainingFailedError | None:
-    error = _unpickle(run, names.ERROR_PICKLE)
-    if error is None and (text := _read(run, names.ERROR_TEXT)) is not None:  # its class cannot be imported
-        try:
-            return TrainingFailedError(str(parse_json(text)["message"]))
-        except (ValueError, KeyError, TypeError) as damage:
-            return TrainingFailedError(
-                f"the run failed, but {run / names.ERROR_TEXT}, which says why, is damaged: {damage}"
-            )
+    error, file = _unpickle(run, names.ERROR_PICKLE), run / names.ERROR_TEXT
+    if error is None and file.exists():  # its class cannot be imported
+        damage = f"the run failed, but {file}, which says why, cannot be read"
+        return TrainingFailedError(str(error_of(run).get("message", damage)))
     return error if isinstance(error, TrainingFailedError) else None
 
 
@@ -205,18 +201,14 @@ def _killed_error(run: Path | RemotePath) -> ControllerError | None:
 
 
 def _unpickle(run: Path | RemotePath, name: str) -> Any:
+    """Return the object that a file has; None if there is no such file, or if that is not possible here."""
+    body = None
     try:
-        body = _read(run, name)
-        return None if body is None else pickle.loads(body)  # noqa: S301 - documented
+        body = read_file(run / name, most=_MOST_PICKLED)
+        return pickle.loads(body)  # noqa: S301 - documented
     except Exception as error:
-        warnings.warn(f"{run / name} cannot be unpickled in this process: {error!r}", stacklevel=3)
-        return None
-
-
-def _read(run: Path | RemotePath, name: str) -> bytes | None:
-    try:
-        return read_file(run / name, most=_MOST_PICKLED)
-    except FileNotFoundError:
+        if body is not None or not isinstance(error, FileNotFoundError):
+            warnings.warn(f"{run / name} cannot be unpickled in this process: {error!r}", stacklevel=3)
         return None
 
 

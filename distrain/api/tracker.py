@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field, fields
-from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.errors import LaunchError
@@ -200,8 +200,7 @@ def parse_tracker(text: str, label: str = "--tracker") -> Tracker:
 def tracker_class(name: str) -> type[Any] | None:
     """Return the class of a tracker, None if there is none."""
     if name in TRACKERS:
-        module, _, kind = TRACKERS[name].partition(":")
-        found: type[Any] = getattr(import_module(module), kind)
+        found: type[Any] = resolve_name(TRACKERS[name])
         return found
     from importlib.metadata import entry_points  # it takes long
 

@@ -19,10 +19,10 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.routing import Mount, Route
 
-from distrain.board.runs import MOST_POINTS, SPARKLINE
+from distrain.board.runs import MOST_POINTS, SPARKLINE, Board
 from distrain.errors import DistrainError
 from distrain.page.data import page_data
 from distrain.page.writer import document, fill
@@ -37,11 +37,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Callable
 
-    from starlette.middleware.base import RequestResponseEndpoint
     from starlette.requests import Request
     from starlette.responses import Response
-
-    from distrain.board.runs import Board
 
 _HEADERS = {
     "Cache-Control": "no-store",

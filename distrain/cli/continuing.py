@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from distrain.cli import parsers
 from distrain.cli.run.options import make_parser
 from distrain.cli.text import age, echo, table
+from distrain.errors import StorageError
 from distrain.storage.runs.details import command_of
 from distrain.storage.runs.listing import ENDED, FINISHED, Run, WrongArgument, list_runs, storage_at
 from distrain.storage.runs.notes import Notes, write_notes
@@ -93,7 +94,6 @@ def _seconds(text: str) -> float:
 
 def run_clean(options: argparse.Namespace) -> int:
     """Delete runs, and what killed ones have left in the memory of this host."""
-    from distrain.errors import StorageError
     from distrain.system import scratch
 
     is_chosen = options.older_than is not None or bool(options.states)
@@ -120,7 +120,6 @@ def run_clean(options: argparse.Namespace) -> int:
 
 
 def _delete(runs: Sequence[Run], sizes: dict[str, int], before: float) -> int:
-    from distrain.errors import StorageError
     from distrain.storage.runs.deletion import delete_run
 
     deleted = []

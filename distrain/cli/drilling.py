@@ -19,15 +19,13 @@ from distrain.cli import parsers
 from distrain.cli.run.driver import is_for_ray
 from distrain.cli.run.options import make_parser, parse
 from distrain.cli.text import write_json
-from distrain.drilling.drill import DISTURBANCES, Drill
+from distrain.drilling.drill import DISTURBANCES, Drill, DrillReport, Verdict
 from distrain.drilling.order import Order
 from distrain.errors import JobError
 from distrain.system.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from distrain.drilling.verdict import DrillReport, Verdict
 
 
 def run_drill(arguments: Sequence[str]) -> int:

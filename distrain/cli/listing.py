@@ -1,4 +1,4 @@
-"""``distrain ls``: the runs in storage paths. Runs in: coordinator."""
+"""``distrain ls`` and ``board``: the runs in storage paths, as a table and in the browser. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
@@ -112,3 +113,35 @@ def _state_and_metrics(run: Run) -> tuple[str, str]:
         return coloured(run.state), run.problem
     metrics, nan = metrics_line(record["metrics"]), broken(record["metrics"]).removeprefix(", but ")
     return (paint(run.state, "33"), f"{nan}: {metrics}") if nan else (coloured(run.state), metrics)
+
+
+# -- the board -------------------------------------------------------------------------------------------------------
+
+
+def add_board_options(add: parsers.Add) -> None:
+    """Add the options of ``distrain board``."""
+    add("--port", type=parsers.port, default=0, metavar="N", help="the port (default: a free one)")
+
+
+def run_board(options: argparse.Namespace) -> int:
+    """Serve the board."""
+    import secrets
+
+    from distrain.board.runs import Board
+    from distrain.cli.requesting import HOST, listener_at, request
+    from distrain.system.imports import require
+
+    storage = parsers.storage_of(options)
+    if not isinstance(storage, Path):
+        raise WrongArgument(f"the board shows local runs only; `distrain ls {storage}` lists those there")
+    if options.path is None:
+        storage.mkdir(parents=True, exist_ok=True)  # the first run has not made it yet
+    board = Board(storage)
+    board.look()
+    server = require("distrain.board.server")
+    listener = listener_at(options.port)
+    token = secrets.token_urlsafe(24)
+    echo(f"distrain board of {storage}: Ctrl-C ends it\n")
+    echo(f"    http://{HOST}:{listener.getsockname()[1]}/{token}/\n")
+    server.serve(board, listener, token, request)
+    return 0

@@ -24,13 +24,12 @@ LAUNCHING = ("run", "check", "drill")
 TRIAL = "drill-trial"
 """Started by ``distrain drill``, not by users."""
 _MODULES = {
-    "listing": ("ls",),
+    "listing": ("ls", "board"),
     "showing": ("show", "page", "compare"),
     "following": ("logs", "stacks", "stop", "profile"),
     "continuing": ("resume", "note", "clean"),
     "debugging": ("debug",),
     "explaining": ("explain",),
-    "board": ("board",),
 }
 """The modules of this package, and the commands in each."""
 COMMANDS = {command: module for module, commands in _MODULES.items() for command in commands}

@@ -7,12 +7,11 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
-from distrain.storage.runs.listing import find_run, storage_at
+from distrain.storage.runs.listing import Run, find_run, storage_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from distrain.storage.runs.listing import Run
     from distrain.system.remote_path import RemotePath
 
 Add: TypeAlias = "Callable[..., object]"

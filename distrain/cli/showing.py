@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from distrain.api.runs import info_of
 from distrain.cli import parsers
 from distrain.cli.text import cut, echo, metrics_line, paint, screen, table, write_json
-from distrain.page.data import attempts_table, checkpoints_table
+from distrain.page.data import Table, attempts_table, checkpoints_table
 from distrain.page.facts import Facts
 from distrain.storage.runs.details import command_of
-from distrain.storage.runs.listing import FAILED, differing, find_run
+from distrain.storage.runs.listing import FAILED, Run, differing, find_run
 from distrain.storage.runs.logs import attempts_with_logs, log_folder
 from distrain.storage.runs.notes import Notes
 from distrain.system.text import count, flatten, name_ranks, number, printable, size
@@ -22,9 +22,6 @@ from distrain.system.text import count, flatten, name_ranks, number, printable, 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Sequence
-
-    from distrain.page.data import Table
-    from distrain.storage.runs.listing import Run
 
 _EVENTS = {"slow": "slow rank", "memory_damage": "damaged part", "memory_checkpoint_lost": "lost checkpoint"}
 """Events whose names in events.jsonl are not words to count, in the words of users."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def observers(context: RunContext, run: RunBegan, status: RunStatus) -> list[RunConsole]:
     """Return the console of a run."""
     config = context.run_config
-    progress = "off" if config.log_level != "INFO" and config.progress == "auto" else config.progress
+    progress = "off" if config.logging_config.log_level != "INFO" and config.progress == "auto" else config.progress
     if run.in_process and progress != "off":  # then train_func prints to this terminal itself
         progress = "plain"
     ranks = config.logging_config.ranks

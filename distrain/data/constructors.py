@@ -1,20 +1,20 @@
-"""The functions that make a Dataset of what users have. Runs in: anywhere."""
+"""The functions that make a Dataset of what users have, and the datasets of a run. Runs in: anywhere."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distrain.data.blocks import ITEM, as_block, is_instance, joined
 from distrain.data.dataset import Dataset, OpenDataset
 from distrain.data.files import FileSource
+from distrain.data.iterator import DataIterator
+from distrain.data.passes import Worker
 from distrain.data.sources import HuggingFaceSource, ItemSource, MemorySource, RangeSource, Stream
 from distrain.system.arguments import check_int, check_type
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 
 def read_parquet(paths: Any, *, columns: Sequence[str] | None = None) -> Dataset:
@@ -206,4 +206,46 @@ def as_dataset(value: Any, name: str, make: Callable[[], Any] | None = None) -> 
 
 def _called(function: Callable[[], Any], name: str) -> OpenDataset:
     """Return what a function of the user's makes."""
-    return as_dataset(function(), name, function).open()
+    return as_dataset(function(), name, function).opened
+
+
+# -- the datasets of a run -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunDatasets:
+    """The ``datasets=`` of a trainer, and its ``dataset_config=``.
+
+    split: the names of those that are divided among the workers. on_change, resume: see ``DataConfig``.
+    """
+
+    by_name: dict[str, Dataset]
+    split: frozenset[str]
+    on_change: str
+    resume: bool
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """The modules that the workers need to read the data, and that may be imported before they are forked."""
+        files = any(dataset.reads_files for dataset in self.by_name.values())
+        return ("distrain.data.iterator", *(("pyarrow.dataset", "pyarrow.fs") if files else ()))
+
+    def shard(self, name: str, rank: int, ranks: int, **of_loops: Any) -> DataIterator:
+        """Return a worker's part of a dataset. ``of_loops``: see :class:`~distrain.data.loops.Loops`."""
+        worker = Worker(rank, ranks) if name in self.split else Worker(0, 1)
+        return DataIterator(
+            self.by_name[name], name=name, worker=worker, rank=rank, on_change=self.on_change, **of_loops
+        )
+
+
+def run_datasets(
+    datasets: Mapping[str, Any], split: Collection[str] | str, *, on_change: str, resume: bool
+) -> RunDatasets:
+    """Return the datasets of a run. Raises TypeError for what isn't a dataset, ValueError for an unknown name."""
+    found = {name: as_dataset(value, name) for name, value in datasets.items()}
+    names = set(found) if split == "all" else set(split)
+    if unknown := names - found.keys():
+        raise ValueError(
+            f"DataConfig(datasets_to_split=...) names {min(unknown)!r}, but datasets= has {sorted(found) or 'no names'}"
+        )
+    return RunDatasets(found, frozenset(names), on_change, resume)

@@ -6,7 +6,7 @@ A Dataset is a description. It opens nothing before its rows are asked for, on t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distrain.data.blocks import as_block, formatter, in_pieces, joined, kept_rows, row_count, to_rows, writable
+from distrain.data.blocks import Block, as_block, formatter, in_pieces, joined, kept_rows, row_count, to_rows, writable
 from distrain.data.files import FileSource
-from distrain.data.order import Permutation, RowOrder
+from distrain.data.order import Permutation, RowOrder, Span
 from distrain.data.passes import in_order
 from distrain.data.sources import (
     ROWS_AT_ONCE,
@@ -33,12 +33,7 @@ from distrain.errors import DataError
 from distrain.system.arguments import check_int, check_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from typing_extensions import Self
-
-    from distrain.data.blocks import Block
-    from distrain.data.order import Span
 
 _SHUFFLE_BYTES = 64 << 20
 """Memory of the rows of files that ``random_shuffle()`` mixes, about."""
@@ -65,7 +60,7 @@ class Dataset:
     """The seed, and the number of rows that are mixed in memory; None: see :data:`_SHUFFLE_BYTES`."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_opened"}
+        return {name: value for name, value in vars(self).items() if name != "opened"}
 
     # -- operations -----------------------------------------------------------------------------------------------
 
@@ -224,7 +219,7 @@ class Dataset:
 
     def read(self) -> Block:
         """Return all rows, in the order of epoch 0, as one block. It reads them into the memory of this process."""
-        return joined([*self._blocks()] or [self.open().first(1)])
+        return joined([*self._blocks()] or [self.opened.first(1)])
 
     def materialize(self) -> Self:
         """Read all rows, in the order of epoch 0, into memory, in the calling process; they are sent to the workers.
@@ -242,7 +237,7 @@ class Dataset:
 
             steps = rows.count() // 32
         """
-        source = self.open().source
+        source = self.opened.source
         if isinstance(source, Stream):
             raise DataError("a stream does not know the number of its rows")
         return source.rows
@@ -254,14 +249,11 @@ class Dataset:
 
             names = rows.schema().names
         """
-        return self.open().schema()
-
-    def open(self) -> OpenDataset:
-        """Open the source in this process, once."""
-        return self._opened
+        return self.opened.schema()
 
     @cached_property
-    def _opened(self) -> OpenDataset:
+    def opened(self) -> OpenDataset:
+        """The dataset in this process, which opens its source once."""
         made = self._make()
         opened = made if isinstance(made, OpenDataset) else OpenDataset(made)
         for operation in self._operations:
@@ -270,13 +262,13 @@ class Dataset:
 
     def _blocks(self, most: float = math.inf) -> Iterator[Block]:
         """Yield the first rows, and perhaps some more; of a stream, in its own order."""
-        source, order = self.open().source, self.open().order
+        source, order = self.opened.source, self.opened.order
         if isinstance(source, Stream):
             found = source.read(int(min(most, ROWS_AT_ONCE)))
         else:
             rows = int(min(most, source.rows))
             found = in_order(source, order, 0, (0, rows), rows)
-        return map(self.open().finished, found)
+        return map(self.opened.finished, found)
 
 
 def _order(source: TableSource | Stream, seed: int, window: int | None) -> RowOrder:

@@ -12,7 +12,6 @@ import math
 import os
 import re
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,9 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
-from distrain.data.blocks import rows_after
+from distrain.data.blocks import Block, rows_after
 from distrain.data.sources import Schema, TableSource
 from distrain.errors import DataError
+from distrain.system.background import in_threads
 from distrain.system.imports import find_filesystem, require
 from distrain.system.log import say
 from distrain.system.text import count
@@ -32,7 +32,6 @@ from distrain.system.text import count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from distrain.data.blocks import Block
     from distrain.data.order import Indices
 
 _KINDS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
@@ -119,8 +118,7 @@ class FileSource(TableSource):
 
     @cached_property
     def _files(self) -> list[_File]:
-        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
-            return list(threads.map(self._open, self._dataset[0].get_fragments()))
+        return in_threads(self._open, list(self._dataset[0].get_fragments()), threads=_FOOTERS_AT_ONCE)
 
     def _open(self, fragment: Any) -> _File:
         keys = require("pyarrow.dataset").get_partition_keys(fragment.partition_expression)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from distrain.data.blocks import formatter, joined, to_arrays, to_frame, to_rows
+from distrain.data.blocks import Block, formatter, joined, to_arrays, to_frame, to_rows
 from distrain.data.dataset import Dataset, OpenDataset
 from distrain.data.loops import Loops
 from distrain.data.passes import PassOptions, Worker
-from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Stream
+from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Schema, Stream
 from distrain.system.arguments import check_int
 from distrain.system.imports import require
 
@@ -20,12 +19,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from distrain.data.blocks import Block
     from distrain.data.positions import DataLoop
-    from distrain.data.sources import Schema
 
 _ROWS_PER_READ = 256
-_MAKERS = {"torch": "distrain.torch.batches", "tensorflow": "distrain.tensorflow.data"}
+_TORCH, _TENSORFLOW = "distrain.torch.batches", "distrain.tensorflow.data"
 """The modules that make batches for a framework. They are above this package: imported when needed."""
 
 
@@ -103,7 +100,7 @@ class DataIterator:
             for batch in shard.iter_torch_batches(batch_size=32, dtypes=torch.float32):
                 loss = batch["x"].mean()
         """
-        torch = batches_of("torch")
+        torch = require(_TORCH)
         return self._epochs(torch.converter(dtypes, collate_fn, pin_memory=pin_memory), torch.mover(device), **reading)
 
     def iter_tf_batches(self, *, dtypes: Any = None, **reading: Unpack[Reading]) -> Epochs:
@@ -116,7 +113,7 @@ class DataIterator:
             for batch in shard.iter_tf_batches(batch_size=32, dtypes=tf.float32):
                 model.train_on_batch(batch["x"], batch["y"])
         """
-        return self._epochs(batches_of("tensorflow").converter(dtypes), **reading)
+        return self._epochs(require(_TENSORFLOW).converter(dtypes), **reading)
 
     def to_tf(
         self,
@@ -142,7 +139,7 @@ class DataIterator:
             model.fit(shard.to_tf("x", "y", batch_size=32))
         """
         self._loops.is_read_ahead = True
-        tensorflow = batches_of("tensorflow")
+        tensorflow = require(_TENSORFLOW)
         reading.setdefault("batch_size", 1)
         batches = self._epochs(to_arrays, **reading)
         wanted = [(feature_columns, feature_type_spec), (label_columns, label_type_spec)]
@@ -246,7 +243,7 @@ class DataIterator:
 
     def _open(self) -> OpenDataset:
         with self._loops.naming_errors():
-            return self._dataset.open()
+            return self._dataset.opened
 
     def _epochs(
         self,
@@ -279,16 +276,6 @@ class Epochs:
 
     def __iter__(self) -> Iterator[Any]:
         return self._run()
-
-    def as_loader(self) -> Any:
-        """Return a DataLoader of torch that passes the batches on, for libraries that take nothing else."""
-        return batches_of("torch").loader(self)
-
-
-def batches_of(framework: str) -> Any:
-    """Return the module for a framework. Raises ImportError if the framework is not installed."""
-    require(framework)
-    return import_module(_MAKERS[framework])
 
 
 def _one_by_one(batches: Iterator[tuple[list[Any], int]]) -> Iterator[tuple[Any, int]]:

@@ -11,8 +11,8 @@ from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from distrain.data.order import Division
-from distrain.data.passes import make_pass
+from distrain.data.order import Division, RowOrder
+from distrain.data.passes import PassOptions, StreamPass, TablePass, Worker, make_pass
 from distrain.data.positions import DataLoop
 from distrain.data.prefetch import Prefetched
 from distrain.data.sources import Stream
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from distrain.data.blocks import Block
     from distrain.data.dataset import Dataset, OpenDataset
-    from distrain.data.order import RowOrder
-    from distrain.data.passes import PassOptions, StreamPass, TablePass, Worker
 
 _NOTICE_AFTER_S = 20.0
 """Seconds of all passes after which a worker may say that it mostly waits for data."""
@@ -132,7 +130,7 @@ class Loops:
     @cached_property
     def _facts(self) -> dict[str, Any]:
         """The data's identity: few facts for people, and a hash of all."""
-        source = self.dataset.open().source
+        source = self.dataset.opened.source
         if isinstance(source, Stream):
             return {}
         facts = source.facts()
@@ -190,7 +188,7 @@ class Loops:
         if self.loop:
             self.loop.items.stop()  # a dataset of the user's is read by one thread at a time
         with self.naming_errors():
-            opened = self.dataset.open()
+            opened = self.dataset.opened
             epoch, start = self._next_start(options.order)
             own = make_pass(opened.source, self.worker, options, epoch, start)
         is_over = start is not None and start.get("is_over", False)

@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distrain.data.blocks import in_pieces, row_count, rows_after, rows_at, rows_between, to_columns
-from distrain.data.order import Division, length, part, rows_left
-from distrain.data.sources import UNDIVIDED, Stream, checksum
+from distrain.data.blocks import Block, in_pieces, row_count, rows_after, rows_at, rows_between, to_columns
+from distrain.data.order import Division, RowOrder, Span, length, part, rows_left
+from distrain.data.sources import UNDIVIDED, Stream, TableSource, checksum
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from distrain.data.blocks import Block
-    from distrain.data.order import RowOrder, Span
-    from distrain.data.sources import TableSource
 
 _SAMPLED_ROWS = 100
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distrain.data.blocks import (
+    Block,
     as_block,
     empty_column,
     is_instance,
@@ -31,9 +32,6 @@ from distrain.errors import DataError
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from distrain.data.blocks import Block
     from distrain.data.order import Indices, Span
 
 ROWS_AT_ONCE = 1024

@@ -29,15 +29,15 @@ class Drift:
 
     at: int
     what: str
-    size: float = math.inf
+    size: float
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The outcome of a comparison. aside: metrics that differ without having an effect."""
+    """The outcome of a comparison, also in words. aside: metrics that differ without having an effect."""
 
     outcome: Literal["exact", "noise", "drift"]
-    drift: Drift | None = None
+    text: str
     causes: Sequence[Cause] = ()
     aside: Sequence[str] = ()
 
@@ -115,8 +115,11 @@ class Straight:
         rounding = 0.0 if any(one.index == 0 and one.keys.keys() - {"random"} for one in found) else _ROUNDING
         drifts = [one for one in (metrics, self._drift_of_model(attempt, start)) if one is not None]
         if real := [one for one in drifts if one.size > rounding]:
-            return Comparison("drift", real[0], self.causes(attempt, start), aside)
-        return Comparison("noise" if drifts or not self.is_deterministic else "exact", aside=aside)
+            text = f"drifts from {self.unit} {real[0].at}: {real[0].what}"
+            return Comparison("drift", text, self.causes(attempt, start), aside)
+        if drifts or not self.is_deterministic:
+            return Comparison("noise", "equal within noise", aside=aside)
+        return Comparison("exact", "exact", aside=aside)
 
     def compare_start(self, attempt: Attempt, start: int) -> list[Cause]:
         """Return why another number of workers does not begin with the same state. Their data must differ."""

@@ -6,18 +6,17 @@ import os
 import shlex
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from distrain.drilling.causes import Cause
-from distrain.drilling.compare import Comparison, Drift, Straight
+from distrain.drilling.compare import Comparison, Straight
 from distrain.drilling.isolation import landlock_version, remove, scratch
-from distrain.drilling.journal import LEAST
-from distrain.drilling.order import Order, ProbeOrder
+from distrain.drilling.journal import LEAST, Attempt, Journal
+from distrain.drilling.order import Order, ProbeOrder, Unit
 from distrain.drilling.trial import Trial
-from distrain.drilling.verdict import DrillReport, Verdict
 from distrain.errors import JobError
 from distrain.system.log import warn
 from distrain.transfer.project.directories import is_below
@@ -26,12 +25,66 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from distrain.coordinator.run.trainer import DataParallelTrainer
-    from distrain.drilling.journal import Attempt, Journal
-    from distrain.drilling.order import Unit
 
 DISTURBANCES = ("kill", "all", "stop", "report", "host", "workers")
 _SNAPSHOTS = (".bin", ".ckpt", ".h5", ".keras", ".npz", ".pickle", ".pkl", ".pt", ".pth", ".safetensors")
 """Usual endings of files with the state of a training."""
+
+
+# -- the findings ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The finding about one disturbance.
+
+    disturbance: such as ``kill -9 of rank 1``.
+    outcome: ``noise``: equal within it; ``state``: the state at the start is the same, with another number of workers;
+        ``failed``: the script does not go on; ``refused``: it does not start with another number of workers;
+        ``untested``: it ended too early.
+    text: the verdict in words. lost: units that were repeated.
+    """
+
+    disturbance: str
+    outcome: Literal["exact", "noise", "state", "drift", "failed", "refused", "untested"]
+    text: str
+    causes: Sequence[Cause] = ()
+    lost: int | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """True unless the training goes on in another way, or not at all."""
+        return self.outcome not in ("drift", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class DrillReport:
+    """The findings of a drill.
+
+    unit: what is counted, ``report`` or ``step``; ``until`` so many. workers: of the undisturbed run.
+    notes: what the drill could not compare. directory: all files, if they were kept.
+    """
+
+    target: str
+    workers: int
+    unit: Unit
+    until: int
+    verdicts: Sequence[Verdict]
+    notes: Sequence[str]
+    seconds: float
+    directory: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True if every resume was exact, or equal within noise."""
+        return all(one.is_good for one in self.verdicts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+# -- the drill -------------------------------------------------------------------------------------------------------
 
 
 def drill(
@@ -157,7 +210,8 @@ class Drill:
         self.template = replace(self.template, fresh=tuple(found))
         trial = Trial(Order(roots=self.template.roots), self.folder / "isolation", self._limit_s)
         trial.start(ProbeOrder())
-        if trial.wait():
+        trial.watch(lambda _: False)
+        if trial.kill():
             self.template = replace(self.template, copies=trial.why_failed()[0])
             if not landlock_version():
                 warn("this kernel cannot keep a script from changing files under absolute paths")
@@ -300,13 +354,10 @@ class Drill:
         if found.outcome == "exact" and straight.attempt.steps_before(resumed.first) == resumed.offset:
             found = self._with_checkpoints(found, journal, start)
         lost = before.done(unit) - (resumed.first if unit == "report" else start)
-        text = {"exact": "exact", "noise": "equal within noise"}.get(found.outcome, "")
-        if found.drift is not None:
-            text = f"drifts from {unit} {found.drift.at}: {found.drift.what}"
         loss = f"loses {lost} {unit}{'s' * (lost > 1)}" if lost > 0 else ""
         lacking = sorted(self._files - trial.files()) if journal.has_finished else []
         files = f"has not written {', '.join(lacking[:3])}" if lacking else ""
-        words = "; ".join(filter(None, (text, *found.aside, files, loss)))
+        words = "; ".join(filter(None, (found.text, *found.aside, files, loss)))
         self._add(Verdict(disturbance, found.outcome, prefix + words, found.causes, lost))
 
     def _with_checkpoints(self, found: Comparison, journal: Journal, start: int) -> Comparison:
@@ -321,9 +372,8 @@ class Drill:
                 continue
             if tensors := differing_tensors(path, *undisturbed):
                 named = ", ".join(f"`{name}`" for name in tensors[:2]) + (" and more" if len(tensors) > 2 else "")
-                drift = Drift(number, f"in {path.name}, {named} differ")
-                causes = self._straight.causes(journal.resumed, start)
-                return replace(found, outcome="drift", drift=drift, causes=causes)
+                text = f"drifts from {self._straight.unit} {number}: in {path.name}, {named} differ"
+                return replace(found, outcome="drift", text=text, causes=self._straight.causes(journal.resumed, start))
         return found
 
     def _notes(self, attempt: Attempt, blind: Sequence[str]) -> list[str]:

@@ -18,13 +18,12 @@ from distrain.drilling.isolation import mirror
 from distrain.drilling.journal import Journal, read_journal
 from distrain.storage.runs.details import error_of, failures_in
 from distrain.system.pickling import pickled
-from distrain.system.process import kill_tree, spawn_quiet
+from distrain.system.process import Process, kill_tree, spawn_quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from distrain.drilling.order import Order, ProbeOrder
-    from distrain.system.process import Process
 
 _POLL_S = 0.1
 _STOP_S = 15.0
@@ -100,11 +99,6 @@ class Trial:
     @property
     def is_running(self) -> bool:
         return self._process.poll() is None
-
-    def wait(self) -> int:
-        """Wait for the end of the run, and return its exit code."""
-        self.watch(lambda _: False)
-        return self.kill()
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM, as before a preemption."""

@@ -5,6 +5,7 @@ Workers carry torchrun's environment variables, so a Trainer inside ``train_func
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from distrain.session import get_context, report
 from distrain.storage.checkpoint import Checkpoint
 from distrain.system.imports import require
 from distrain.system.scratch import temporary_directory
+from distrain.torch.batches import loader
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -71,13 +73,13 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
     """
     if isinstance(trainer.train_dataset, Epochs):
         trainer.args.ignore_data_skip = True
-        trainer.get_train_dataloader = trainer.train_dataset.as_loader
+        trainer.get_train_dataloader = partial(loader, trainer.train_dataset)
     if isinstance(trainer.eval_dataset, Epochs):
         others = trainer.get_eval_dataloader
 
         def get_eval_dataloader(eval_dataset: Any = None) -> Any:
             dataset = trainer.eval_dataset if eval_dataset is None else eval_dataset
-            return dataset.as_loader() if isinstance(dataset, Epochs) else others(eval_dataset)
+            return loader(dataset) if isinstance(dataset, Epochs) else others(eval_dataset)
 
         trainer.get_eval_dataloader = get_eval_dataloader
     return trainer

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distrain.api.backend import config_argument
 from distrain.api.ray_names import checks_arguments
-from distrain.api.trainer_options import showing_options
+from distrain.api.trainer_options import TrainerOptions, config_argument, showing_options
 from distrain.coordinator.run.trainer import DataParallelTrainer
 from distrain.jax.config import JaxConfig
 
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from typing_extensions import Unpack
-
-    from distrain.api.trainer_options import TrainerOptions
 
 
 @checks_arguments

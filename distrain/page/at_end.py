@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distrain.api.observer import Ended
+from distrain.api.observer import Ended, Fact, RunBegan
 from distrain.storage.paths import RunPaths
 from distrain.system.log import warn
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain.api.config import RunContext
-    from distrain.api.observer import Fact, RunBegan
     from distrain.decisions.run_status import RunStatus
 
 _AFTER_S = 10.0

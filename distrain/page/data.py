@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
 from distrain.page.facts import Facts
-from distrain.page.reports import AttemptReports
+from distrain.page.reports import AttemptReports, Reports
 from distrain.page.time_use import PARTS, AttemptTimes, where_time_went
 from distrain.storage import names
 from distrain.storage.runs.details import command_of, failures_in, hangs_in
@@ -29,7 +29,6 @@ from distrain.system.text import amount, duration, flatten, number, rank_list, s
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from distrain.page.reports import Reports
     from distrain.system.remote_path import RemotePath
 
 _POINTS = 30_000

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from distrain.torch.amp import backward as backward
     from distrain.torch.amp import prepare_optimizer as prepare_optimizer
     from distrain.torch.checkpoint import TorchCheckpoint as TorchCheckpoint
+    from distrain.torch.checkpoint import restore as restore
+    from distrain.torch.checkpoint import snapshot as snapshot
     from distrain.torch.config import TorchConfig as TorchConfig
     from distrain.torch.data import gather_for_metrics as gather_for_metrics
     from distrain.torch.data import prepare_data_loader as prepare_data_loader
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from distrain.torch.device import get_devices as get_devices
     from distrain.torch.model import prepare_model as prepare_model
     from distrain.torch.reproducibility import enable_reproducibility as enable_reproducibility
-    from distrain.torch.state import restore as restore
-    from distrain.torch.state import snapshot as snapshot
     from distrain.torch.trainer import TorchTrainer as TorchTrainer
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__, explain=explain)

@@ -14,8 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from distrain.system.log import warn
-from distrain.torch.device import get_device
-from distrain.torch.transfer import map_leaves
+from distrain.torch.device import get_device, map_leaves
 from distrain.worker.session import Session, session_of
 
 if TYPE_CHECKING:

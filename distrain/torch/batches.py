@@ -9,17 +9,14 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from distrain.api import current
-from distrain.data.blocks import converted, object_types, to_arrays
+from distrain.data.blocks import Block, converted, object_types, to_arrays
 from distrain.errors import DataError
-from distrain.torch.device import get_device
-from distrain.torch.transfer import map_leaves, on_device
+from distrain.torch.device import get_device, map_leaves, on_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     import numpy as np
-
-    from distrain.data.blocks import Block
 
 
 def converter(
@@ -50,7 +47,7 @@ class _Batches(IterableDataset[Any]):
 
 
 def loader(batches: Iterable[Any]) -> DataLoader[Any]:
-    """Return a DataLoader that passes batches on. Each loop over it is another loop over them."""
+    """Return a DataLoader that passes batches on, for libraries that take nothing else. Each loop is one over them."""
     return DataLoader(_Batches(batches), batch_size=None)
 
 

@@ -6,6 +6,7 @@ The methods import torch when they run, in the worker. The coordinator only read
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -148,8 +149,6 @@ class TorchConfig(BackendConfig):
     def at_begin(self, context: TrainContext) -> None:
         """Count the first steps of optimizers, to see whether the ranks train together."""
         if context.local_world_size > 1 and "torch" in sys.modules:
-            from distrain.torch.saving import save_in_one_step
-
             save_in_one_step(tempfile.gettempdir())
         steps = itertools.count(1)
 
@@ -187,6 +186,28 @@ class TorchConfig(BackendConfig):
         store: object = distributed.distributed_c10d._get_default_store()
         distributed.destroy_process_group()
         return store
+
+
+def save_in_one_step(folder: str) -> None:
+    """Have torch.save() replace a file of this directory in one step.
+
+    Ranks that write to one path would otherwise mix their bytes, and torch.load() reads such a file without an error.
+    """
+    import torch
+
+    save, folder = torch.save, os.path.realpath(folder)
+
+    @functools.wraps(save)
+    def replacing(obj: object, f: Any, *args: Any, **options: Any) -> None:
+        if not isinstance(f, (str, os.PathLike)) or os.path.dirname(os.path.realpath(f)) != folder:
+            save(obj, f, *args, **options)
+            return
+        with tempfile.TemporaryDirectory(dir=folder, prefix="distrain-save-") as own:
+            written = os.path.join(own, os.path.basename(f))  # the archive has the name in it
+            save(obj, written, *args, **options)
+            os.replace(written, os.path.realpath(f))
+
+    torch.save = replacing
 
 
 def _has_trained_alone() -> bool:

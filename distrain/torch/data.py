@@ -13,19 +13,16 @@ from torch import distributed
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import DataLoader, IterableDataset
 
-from distrain.torch.device import get_device
-from distrain.torch.progress import SamplerProgress, counted, progress_of
+from distrain.torch.device import get_device, on_device
+from distrain.torch.progress import Progress, SamplerProgress, counted, progress_of
 from distrain.torch.reproducibility import loader_generator, order_seed
 from distrain.torch.sampler import is_distributed, is_plain, shared
-from distrain.torch.transfer import on_device
-from distrain.worker.session import session_of
+from distrain.worker.session import Session, session_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from distrain.api.context import TrainContext
-    from distrain.torch.progress import Progress
-    from distrain.worker.session import Session
 
 T = TypeVar("T")
 

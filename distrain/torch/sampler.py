@@ -10,15 +10,12 @@ import contextlib
 import math
 import random
 import sys
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _MODULES_OF_LOADERS = ("torch.utils.data.sampler", "torchdata.stateful_dataloader.sampler")
 """The modules whose samplers DataLoader and StatefulDataLoader make themselves."""

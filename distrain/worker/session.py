@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distrain import wire
 from distrain.api import current
 from distrain.api.backend import BackendConfig
-from distrain.api.config import CheckpointUploadMode
+from distrain.api.config import CheckpointUploadMode, StoreOptions
 from distrain.api.context import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus, TrainContext
-from distrain.api.store_options import StoreOptions
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.storage.checkpoint import POSITIONS, Checkpoint
 from distrain.storage.file_transfer import Files, LocalFiles, hash_files, states_of, store_files, wait_for_tick

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.backend import BackendConfig
-from distrain.api.config import CheckpointUploadMode, ValidationTaskConfig
+from distrain.api.config import CheckpointUploadMode, StoreOptions, ValidationTaskConfig
 from distrain.api.context import CheckpointConsistencyMode, TrainContext
-from distrain.api.store_options import StoreOptions
-from distrain.data.datasets import run_datasets
+from distrain.data.constructors import run_datasets
 from distrain.errors import CheckpointError, Rollback
 from distrain.storage.checkpoint import Checkpoint
 from distrain.system.peer_errors import blames_peer

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import distrain
 from distrain import Rollback
 from distrain.api.backend import BackendConfig
-from distrain.data.datasets import run_datasets
+from distrain.data.constructors import run_datasets
 from distrain.storage.checkpoint import POSITIONS
 from distrain.storage.commit import merged_positions
 from distrain.torch import prepare_data_loader

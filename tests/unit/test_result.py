@@ -273,7 +273,11 @@ def test_a_checkpoint_config_of_another_version_is_read_as_far_as_it_is_known(wr
 def test_a_damaged_account_of_the_failure_is_named(write_run: Write, text: bytes) -> None:
     root = write_run([])
     (root / "error.json").write_bytes(text)
-    assert f"{root / 'error.json'}, which says why, is damaged" in str(Result.from_path(root).error)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        error = str(Result.from_path(root).error)
+    assert error == f"the run failed, but {root / 'error.json'}, which says why, cannot be read"
+    assert [str(one.message) for one in warned if "error.json cannot be read: " not in str(one.message)] == []
 
 
 def test_a_run_that_says_that_it_is_running_and_holds_no_lock_has_died(tmp_path: Path) -> None:

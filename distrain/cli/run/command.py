@@ -24,21 +24,19 @@ from distrain.coordinator.run.fit import check_hosts, run_work
 from distrain.errors import DistrainError, ResourcesError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
-from distrain.hosts.hostfile import check_transport, split_ssh_args
+from distrain.hosts.hostfile import HostSpec, check_transport, split_ssh_args
 from distrain.storage.runs.listing import run_at
 from distrain.system.arguments import in_users_words, options_named
 from distrain.system.log import log_level, warn
 from distrain.system.remote_path import locate
 from distrain.system.text import without_errno
-from distrain.worker.job.job import TargetWork
+from distrain.worker.job.job import TargetWork, Work
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
     from distrain.cli.parsers import Parser
-    from distrain.hosts.hostfile import HostSpec
-    from distrain.worker.job.job import Work
 
 
 def run_command(
@@ -193,7 +191,7 @@ def _check(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[st
     """Check the hosts and show a table of them. Return 0, or 1 if there is a problem."""
     from rich.console import Console
 
-    with log_level(run.log_level):
+    with log_level(run.logging_config.log_level):
         findings, hosts = check_hosts(work, scaling, run, sys_path=sys_path)
     if options.json:
         write_json("check", **as_json(findings, hosts))

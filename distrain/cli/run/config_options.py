@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import types
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from distrain.api import config as configs
@@ -22,7 +22,6 @@ from distrain.system.text import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from dataclasses import Field
 
     Config = TypeVar("Config")
 

@@ -100,7 +100,7 @@ def run_work(
         metadata=metadata or {},
         validator=_validator(validation, run, sys_path),
     )
-    with log_level(run.log_level):
+    with log_level(run.logging_config.log_level):
         if request.job.warning is not None:
             warn(request.job.warning)
         train = partial(_train, request, run, work, transports, _shipping(work, run, transports, sys_path))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from distrain.api.result import Result
     from distrain.api.trainer_options import TrainerOptions
-    from distrain.data.datasets import RunDatasets
+    from distrain.data.constructors import RunDatasets
 
 
 @checks_arguments
@@ -149,7 +149,7 @@ class DataParallelTrainer:
 
 
 def _datasets(datasets: Mapping[str, Any], config: DataConfig) -> RunDatasets:
-    from distrain.data.datasets import run_datasets  # it needs numpy
+    from distrain.data.constructors import run_datasets  # it needs numpy
 
     return run_datasets(
         datasets,

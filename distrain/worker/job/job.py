@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from distrain.api.backend import BackendConfig
-    from distrain.data.datasets import RunDatasets
+    from distrain.data.constructors import RunDatasets
     from distrain.errors import RankFailure
 
 LARGE_PAYLOAD_BYTES = 10_000_000

@@ -26,8 +26,8 @@ from distrain.worker.reporting.written_files import OWN_DIRECTORY
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from distrain.api.config import StoreOptions
     from distrain.api.context import TrainContext
-    from distrain.api.store_options import StoreOptions
 
 
 def check_progress(progress: Sequence[float] | None) -> list[float] | None:

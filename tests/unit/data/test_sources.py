@@ -179,7 +179,7 @@ def test_functions_that_change_the_number_of_rows(tmp_path: Path) -> None:
     assert rows.flat_map(lambda row: [{"x": "a"}]).schema().names == ["x"]
     same = data.range(3000).map_batches(lambda batch: {"id": -batch["id"]}, keeps_rows=None)
     assert same.count() == 3000
-    assert len(same.open().functions) == 1, "it keeps the number of rows, so that they need not be counted"
+    assert len(same.opened.functions) == 1, "it keeps the number of rows, so that they need not be counted"
     with pytest.raises(DataError, match="a stream does not know the number of its rows: change the number"):
         as_dataset(lambda: iter([1]), "x").flat_map(lambda row: [row, row]).take(1)
 
@@ -354,7 +354,7 @@ OPTIONS: list[tuple[str | bytes, dict[str, Any]]] = [
 def test_every_option_of_csv_has_its_effect(text: str | bytes, options: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    source = data.read_csv(file, **options).open().source
+    source = data.read_csv(file, **options).opened.source
     expected = pyarrow.csv.read_csv(file, **options)
     assert pa.concat_tables(source.read(0)).equals(expected)
     assert not expected.equals(pa.table({})), "the example is of use"
@@ -371,7 +371,7 @@ def test_every_option_of_json_has_its_effect(text: str, options: dict[str, Any],
     (tmp_path / "a.json").write_text(text)
     parse = pyarrow.json.ParseOptions(explicit_schema=pa.schema([("x", pa.uint64())]), **options)
     read = pyarrow.json.ReadOptions(block_size=1 << 10, use_threads=False)
-    source = data.read_json(tmp_path, read_options=read, parse_options=parse).open().source
+    source = data.read_json(tmp_path, read_options=read, parse_options=parse).opened.source
     expected = pyarrow.json.read_json(tmp_path / "a.json", read_options=read, parse_options=parse)
     assert pa.concat_tables(source.read(0)).equals(expected)
 
@@ -435,7 +435,7 @@ def test_hidden_names_do_not_count_unless_a_pattern_has_them(tmp_path: Path) -> 
 def test_the_rows_to_shuffle_depend_on_their_size_in_memory(tmp_path: Path) -> None:
     """In Parquet, many equal texts take almost no space."""
     pq.write_table(pa.table({"text": ["a" * 1000] * 300_000}), tmp_path / "a.parquet")
-    order = data.read_parquet(tmp_path).random_shuffle().open().order
+    order = data.read_parquet(tmp_path).random_shuffle().opened.order
     assert order.window == 65536
 
 

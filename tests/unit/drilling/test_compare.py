@@ -60,13 +60,12 @@ def causes(attempt: Attempt) -> list[str]:
 
 def test_equal_attempts_are_exact() -> None:
     found = STRAIGHT.compare(resumed(loss=0.0), 6)
-    assert (found.outcome, found.drift, list(found.causes)) == ("exact", None, [])
+    assert (found.outcome, found.text, list(found.causes)) == ("exact", "exact", [])
 
 
 def test_the_first_difference_is_named_with_both_values() -> None:
     found = STRAIGHT.compare(resumed(), 6)
-    assert found.drift is not None
-    assert (found.drift.at, found.drift.what) == (7, "loss 6.5 instead of 6")
+    assert found.text == "drifts from report 7: loss 6.5 instead of 6"
     assert [cause.name for cause in found.causes] == ["unknown"]
 
 
@@ -113,8 +112,7 @@ def test_a_rank_that_has_the_state_of_rank_0_is_recognised() -> None:
     disturbed = Attempt(number=1, notes=late)
     assert straight.start_of(disturbed, 8) == 6
     found = straight.compare(disturbed, 6)
-    assert found.drift is not None
-    assert (found.drift.at, found.drift.what) == (8, "the parameters differ")
+    assert found.text == "drifts from step 8: the parameters differ"
     assert [cause.name for cause in found.causes] == ["rank-0"]
 
 

@@ -115,7 +115,7 @@ while True:
 def test_ranks_that_save_at_once_do_not_mix_their_bytes(tmp_path: Path) -> None:
     code = """
 import sys, torch
-from distrain.torch.saving import save_in_one_step
+from distrain.torch.config import save_in_one_step
 folder, rank = sys.argv[1], int(sys.argv[2])
 save_in_one_step(folder)
 for _ in range(20):
