@@ -1,27 +1,25 @@
 """The debuggers of ranks, and the people who use them. Runs in: coordinator.
 
-A person has a process of ``distrain debug``, which listens at a socket. What pdb and the terminal tell each other
-travels over the connection to the agent of the rank's host, so no port is opened.
+A person has a process of ``distrain debug``, which is connected as other commands are (:mod:`.requests`). What pdb and
+the terminal tell each other travels over the connection to the agent of the rank's host, so no port is opened.
 """
 
 from __future__ import annotations
 
 import contextlib
 import shlex
-import socket
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.coordinator.requests import rank_in
+from distrain.coordinator.requests import DEBUG, check_rank
 from distrain.decisions.events import AttemptStarts, HostLost
 from distrain.decisions.hearing import hears
 from distrain.decisions.states import RunState
 from distrain.errors import WireError
 from distrain.storage.runs.listing import NoSuchRun
 from distrain.system.log import say
-from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.run_status import RunStatus
     from distrain.system.loop import Loop
+    from distrain.wire.channel import Channel
 
 
 @dataclass(slots=True)
@@ -47,14 +46,14 @@ class Debuggers:
     """Connect people with the debuggers of ranks.
 
     debug_rank: the rank whose breakpoint() waits for a person.
-    send: sends a rank what a person has sent, or has it open pdb.
+    ask: asks a rank for something; see :class:`~distrain.wire.Ask`.
     """
 
     loop: Loop
     store: RunStore
     status: RunStatus
     debug_rank: int | None
-    send: Callable[[int, bytes, bool], None]
+    ask: Callable[..., None]
 
     def __post_init__(self) -> None:
         self._debuggers: dict[int, _Debugger] = {}
@@ -106,7 +105,7 @@ class Debuggers:
             return
         is_wanted = debugger.user is not None or rank == self.debug_rank
         if not is_wanted or self.status.phase == RunState.STOPPING.value:
-            self._tell(rank)  # it may have been asked to stop here while it was in native code
+            self._tell(rank, "typed")  # it may have been asked to stop here while it was in native code
         elif debugger.user is None:
             command = f"distrain debug {shlex.quote(str(self.store.location))} -r {rank}"
             say(f"rank {rank} {message.stopped}, and waits for you; open pdb in another terminal with: {command}")
@@ -116,38 +115,29 @@ class Debuggers:
         if rank in self._debuggers:
             self.handle("", wire.DebuggerSays(attempt=0, rank=rank, closed=why or f"rank {rank} has ended"))
 
-    def _tell(self, rank: int, body: bytes = b"", *, opens: bool = False) -> None:
-        """Tell a rank what a person has sent; nothing if they are gone."""
-        if not opens:
+    def _tell(self, rank: int, what: str, body: bytes = b"") -> None:
+        """Have a rank open pdb, or tell it what a person has typed; nothing if they are gone."""
+        if what != DEBUG:
             self._debuggers[rank].waits = None
-        self.send(rank, body, opens)
+        self.ask(rank, what=what, body=body)
 
     # -- people ---------------------------------------------------------------------------------------------------
 
-    def connect(self, reply: Callable[[str], None], argument: str) -> None:
-        """Connect a ``distrain debug`` to a rank, and open pdb there. Raise NoSuchRun or OSError if that fails.
-
-        argument: the rank, and the path of the socket.
-        """
-        rank, path = rank_in(argument, self.status)
+    def connect(self, user: Channel, asked: wire.Ask) -> None:
+        """Connect a ``distrain debug`` to a rank, and open pdb there. Raise NoSuchRun if that is not possible."""
+        rank = check_rank(asked.rank, self.status)
         debugger = self._debuggers.get(rank)
         if debugger is not None and debugger.user is not None:
             raise NoSuchRun(f"another `distrain debug` has rank {rank}")
         if self.status.ranks[rank].begun is None:
             raise NoSuchRun(f"rank {rank} has not entered train_func yet; try again when it has")
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.setblocking(False)
-            connection.connect(path)
-            fd = connection.detach()
-        user = Channel(fd, fd)
         user.attach(self.loop, partial(self._on_frames, rank, user))
         debugger = self._debuggers.setdefault(rank, _Debugger())
         debugger.user = user
         if debugger.waits is not None:
             user.queue(debugger.waits)
         else:
-            self._tell(rank, opens=True)
-        reply("")
+            self._tell(rank, DEBUG)
 
     def _on_frames(self, rank: int, user: Channel, frames: list[wire.Frame]) -> None:
         """Pass on what a person sends. At the end of the connection, the debugger hears that they are gone."""
@@ -159,9 +149,9 @@ class Debuggers:
         with contextlib.suppress(WireError):
             messages = [frame.message() for frame in frames]
         for message in messages:
-            if isinstance(message, wire.DebuggerInput):
-                self._tell(rank, message.body, opens=message.opens)
+            if isinstance(message, wire.Ask):
+                self._tell(rank, message.what, message.body)
         if not messages:
             user.close()
             debugger.user = None
-            self._tell(rank)
+            self._tell(rank, "typed")

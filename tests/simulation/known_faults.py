@@ -347,7 +347,7 @@ KNOWN = [
     Known(
         "a rank whose debugger nobody uses any longer waits for a person",
         "coordinator/debuggers.py",
-        "            debugger.user = None\n            self._tell(rank)\n",
+        '            debugger.user = None\n            self._tell(rank, "typed")\n',
         "            debugger.user = None\n",
     ),
     Known(
