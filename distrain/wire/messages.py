@@ -686,7 +686,7 @@ class AskForFiles(Message):
     :class:`~distrain.wire.shipped_file.ShippedFile` for each file to put, with its path below ``folder``. folders:
     directories to make there, also if no file is in them. staging: a new directory for files until all have arrived.
 
-    Mover -> stream server; answered by :class:`FilesAnswer`.
+    Mover -> stream server; answered by :class:`FileData`.
     """
 
     do: str
@@ -700,16 +700,13 @@ class AskForFiles(Message):
 
 
 @message
-class FileBytes(Message):
-    """The next bytes of a file."""
+class FileData(Message):
+    """What follows a request on a stream: the next bytes of a file (``body``), an answer, or the end of contents.
 
-    body: bytes
+    failed: why something could not be done.
+    """
 
-
-@message
-class FilesAnswer(Message):
-    """An answer on a stream, or the end of contents. failed: why something could not be done."""
-
+    body: bytes = b""
     failed: str | None = None
     sizes: list[int] = field(default_factory=list)
     crcs: list[int] = field(default_factory=list)
