@@ -10,7 +10,7 @@ from distrain import wire
 from distrain.cli import parsers
 from distrain.cli.requesting import connect, request
 from distrain.cli.text import echo
-from distrain.coordinator.requests import DEBUG, STACKS
+from distrain.coordinator.requests import DEBUG, STACKS, TYPED
 from distrain.storage.runs.listing import NoSuchRun
 from distrain.system.text import without_controls
 
@@ -96,7 +96,7 @@ class Terminal:
         lines, newline, prompt = text.rpartition("\n")
         sys.stdout.write(lines + newline)
         if message.stopped:
-            self.send("typed", _answer(prompt))
+            self.send(TYPED, _answer(prompt))
 
 
 def _answer(prompt: str) -> bytes:

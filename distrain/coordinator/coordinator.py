@@ -20,7 +20,7 @@ from distrain import wire
 from distrain.api.observer import Stopping
 from distrain.coordinator.connection.agent_link import FILES_PER_HOST
 from distrain.coordinator.ranks.stop_signals import note_stop, stop_signals
-from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, Requests, answer
+from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, TYPED, Requests, answer
 from distrain.coordinator.validations import WAITING
 from distrain.decisions import events
 from distrain.decisions.checkpoints.actions import RunBegins, RunEnds, StoreLast
@@ -55,9 +55,10 @@ class Coordinator:
             STACKS: self._on_stacks_request,
             STOP: self._on_stop_request,
             DEBUG: engine.debuggers.connect,
+            TYPED: engine.debuggers.hear_user,
             PROFILE: engine.take_profile,
         }
-        self._requests = Requests(engine.loop, engine.store, actions)
+        self._requests = Requests(engine.loop, engine.store, actions, engine.debuggers.disconnect)
         engine.parts.add(self)
 
     def run(self) -> None:

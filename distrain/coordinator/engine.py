@@ -140,7 +140,7 @@ class Engine:
             since_1970=_since_1970,
             folder=self.evidence.folder,
         )
-        self.debuggers = Debuggers(self.loop, store, self.status, debug_rank=request.debug_rank, ask=self._ask)
+        self.debuggers = Debuggers(store, self.status, debug_rank=request.debug_rank, ask=self._ask)
         self.timers: dict[str, tuple[Callable[[], float | None], Callable[[], None]]] = {
             "machine": (self._machine_deadline, self._tick_machine),
             "reports": (self.reports.deadline, self.reports.tick),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from distrain.storage.paths import RunPaths
     from distrain.system.loop import Loop
 
-STACKS, STOP, DEBUG, PROFILE = "stacks", "stop", "debug", "profile"
+STACKS, STOP, DEBUG, TYPED, PROFILE = "stacks", "stop", "debug", "typed", "profile"
 REQUEST_TIMEOUT_S = 10.0
 """Seconds that :func:`ask` waits for a run to answer."""
 
@@ -39,12 +39,13 @@ class Requests:
     """Accept requests, and have them answered.
 
     actions: what to do for each request; called with the connection and the message. One that raises NoSuchRun,
-    ValueError or OSError refuses the request.
+    ValueError or OSError refuses the request. gone: called with a connection that has ended.
     """
 
     loop: Loop
     store: RunStore
     actions: Mapping[str, Callable[[Channel, wire.Ask], None]]
+    gone: Callable[[Channel], None]
 
     def __post_init__(self) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
@@ -88,6 +89,7 @@ class Requests:
                 asker.queue(wire.OrderDone(failed=str(refusal)))
         if not frames:
             asker.close()
+            self.gone(asker)
 
 
 def answer(asker: Channel, text: str) -> None:
