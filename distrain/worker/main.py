@@ -87,8 +87,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     session.hooks["profile"] = partial(begin_profile, session)
     run = context.get_storage().experiment_fs_path
     fetch_with(session.fetch_checkpoint, run, lacks_storage=not context.sees_storage)
-    sampler = VitalsSampler(session, spec.vitals_s)
-    sampler.poll = session.poll
+    sampler = VitalsSampler(session, spec.vitals_s, session.poll)
 
     def ended(error: BaseException | None) -> None:
         try:
