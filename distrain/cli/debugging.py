@@ -74,7 +74,7 @@ class Terminal:
         messages = [frame.message() for frame in self._channel.wait(timeout_s)]
         for message in messages:
             if isinstance(message, wire.OrderDone):
-                raise NoSuchRun(message.failed or "the run does not debug")
+                raise NoSuchRun(message.failed)
         return [message for message in messages if isinstance(message, wire.DebuggerSays)]
 
     def _listen(self) -> list[wire.DebuggerSays]:

@@ -1,7 +1,8 @@
 """The debuggers of ranks, and the people who use them. Runs in: coordinator.
 
-A person has a process of ``distrain debug``, which is connected as other commands are (:mod:`.requests`). What pdb and
-the terminal tell each other travels over the connection to the agent of the rank's host, so no port is opened.
+A person has a process of ``distrain debug``, which is connected as other commands are
+(:mod:`distrain.coordinator.requests`). What pdb and the terminal tell each other travels over the connection to the
+agent of the rank's host, so no port is opened.
 """
 
 from __future__ import annotations
