@@ -23,7 +23,7 @@ from distrain.system.background import Background
 from distrain.wire.shipped_file import ShippedFile, project_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from distrain.system.loop import Loop
     from distrain.transfer.host_side.host_cache import HostCache, RunFolder
@@ -64,7 +64,8 @@ class HostSetup:
         """Do what can be done, and return what is missing."""
         files = [ShippedFile(*fields) for fields in asked.files]
         self._storage_problem = _problem_within_limit(asked) if asked.storage else None
-        self._is_mirrored = self._is_mirrored or not _has(files, asked.folders)
+        has_files = all(map(os.path.isdir, asked.folders)) and all(file.is_in_place for file in files)
+        self._is_mirrored = self._is_mirrored or not has_files
         if not (self._is_mirrored or self._storage_problem is not None or asked.requirements):
             return wire.HostSetUp()
         cache, run = self._claim(asked.place)
@@ -204,8 +205,3 @@ def _problem_within_limit(asked: wire.SetUpHost) -> str | None:
     thread.start()
     thread.join(_STORAGE_PATIENCE_S)
     return problems[0] if problems else f"has not answered for {_STORAGE_PATIENCE_S:g} s there"
-
-
-def _has(files: Iterable[ShippedFile], folders: Iterable[str]) -> bool:
-    """Return whether this host sees the files of the coordinator's machine, or has the same at the same paths."""
-    return all(map(os.path.isdir, folders)) and all(file.is_in_place for file in files)

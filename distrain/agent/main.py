@@ -254,7 +254,7 @@ class Agent:
                 self._order(message)
             case wire.Upload() if message.attempt >= self._attempt:  # this host may know an earlier one
                 self._order(message)
-            case wire.Close() if message.rests_s and self._can_rest():
+            case wire.Close() if message.rests_s and self._forkserver.ready and not self._started:
                 self._rest(message)
             case wire.Close():
                 self._loop.stop()
@@ -373,12 +373,8 @@ class Agent:
 
     # -- between two runs -----------------------------------------------------------------------------------------
 
-    def _can_rest(self) -> bool:
-        """Return whether the agent has a forkserver to keep, and no processes that may be left."""
-        return not self._started and self._forkserver.ready
-
     def _rest(self, order: wire.Close) -> None:
-        """Keep nothing of the run but the forkserver."""
+        """Keep nothing of the run but the forkserver. No worker must be left."""
         self._forget_workers()
         if self._uploader is not None:
             self._uploader.close()

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import sys
-import tempfile
 from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.cli import parsers
-from distrain.cli.requesting import request
+from distrain.cli.requesting import connect, request
 from distrain.cli.text import echo
-from distrain.coordinator.requests import DEBUG, STACKS
+from distrain.coordinator.requests import DEBUG, STACKS, TYPED
 from distrain.storage.runs.listing import NoSuchRun
 from distrain.system.text import without_controls
-from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:
     import argparse
 
-    from distrain.storage.runs.listing import Run
+    from distrain.wire.channel import Channel
 
 _NOTICE_S = 1.0
 """Seconds to wait for the rank before a line says where it is."""
@@ -35,8 +31,9 @@ def add_debug_options(add: parsers.Add) -> None:
 def run_debug(options: argparse.Namespace) -> int:
     """Debug a rank until pdb is closed. Raises NoSuchRun."""
     run, rank = parsers.run_of(options), options.rank
-    with contextlib.closing(connect(run, rank)) as channel:
+    with contextlib.closing(connect(run)) as channel:
         terminal = Terminal(channel, rank)
+        terminal.send(DEBUG)
         said = terminal.hear(_NOTICE_S)
         if not said and not channel.at_end:
             echo(f"rank {rank} answers when native code, or a call of distrain, returns; Ctrl-C ends the wait")
@@ -46,17 +43,6 @@ def run_debug(options: argparse.Namespace) -> int:
             raise NoSuchRun(said[0].closed or f"rank {rank} continues" if said else "the run has ended")
         terminal.relay(said)
     return 0
-
-
-def connect(run: Run, rank: int) -> Channel:
-    """Return a connection to the pdb of a rank. Raises NoSuchRun."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
-        path = os.path.join(folder, "debug.sock")
-        listener.bind(path)
-        listener.listen(1)
-        request(run, DEBUG, f"{rank} {path}")  # it connects before it answers
-        fd = listener.accept()[0].detach()
-    return Channel(fd, fd)
 
 
 class Terminal:
@@ -84,21 +70,25 @@ class Terminal:
         echo(f"the connection to rank {self._rank} has ended; `distrain ls` says whether its run has")
 
     def hear(self, timeout_s: float | None = None) -> list[wire.DebuggerSays]:
-        """Wait for pdb."""
-        frames = self._channel.wait(timeout_s)
-        return [message for frame in frames if isinstance(message := frame.message(), wire.DebuggerSays)]
+        """Wait for pdb. Raise NoSuchRun if the run has none for this person."""
+        messages = [frame.message() for frame in self._channel.wait(timeout_s)]
+        for message in messages:
+            if isinstance(message, wire.OrderDone):
+                raise NoSuchRun(message.failed)
+        return [message for message in messages if isinstance(message, wire.DebuggerSays)]
 
     def _listen(self) -> list[wire.DebuggerSays]:
         """Wait for pdb. Ctrl-C stops the rank again; if that takes too long, a second one raises."""
         try:
             return self.hear()
         except KeyboardInterrupt:
-            self._send(opens=True)
+            self.send(DEBUG)
             return self.hear()
 
-    def _send(self, body: bytes = b"", *, opens: bool = False) -> None:
+    def send(self, what: str, body: bytes = b"") -> None:
+        """Have the rank open pdb, or tell pdb what the person has typed."""
         with contextlib.suppress(ConnectionError):  # the run has ended, and its last words can still be read
-            self._channel.send(wire.DebuggerInput(attempt=0, rank=self._rank, body=body, opens=opens))
+            self._channel.send(wire.Ask(attempt=0, rank=self._rank, what=what, body=body))
 
     def _show(self, message: wire.DebuggerSays) -> None:
         """Show what pdb says, and have the person answer its prompt."""
@@ -106,7 +96,7 @@ class Terminal:
         lines, newline, prompt = text.rpartition("\n")
         sys.stdout.write(lines + newline)
         if message.stopped:
-            self._send(_answer(prompt))
+            self.send(TYPED, _answer(prompt))
 
 
 def _answer(prompt: str) -> bytes:

@@ -93,7 +93,7 @@ def run_stacks(options: argparse.Namespace) -> int:
     """Show stacks."""
     run = parsers.run_of(options)
     if options.json:
-        write_json("stacks", name=run.name, **json.loads(request(run, STACKS, "json")))
+        write_json("stacks", name=run.name, **json.loads(request(run, STACKS, body=b"json")))
     else:
         echo(request(run, STACKS))
     return 0
@@ -108,7 +108,7 @@ def add_profile_options(add: parsers.Add) -> None:
 def run_profile(options: argparse.Namespace) -> int:
     """Profile a rank."""
     run = parsers.run_of(options)
-    file = Path(request(run, PROFILE, f"{options.rank} {options.seconds}"))
+    file = Path(request(run, PROFILE, rank=options.rank, seconds=options.seconds))
     echo(f"profiling for {options.seconds} s; the run continues, also after Ctrl-C")
     deadline = time.monotonic() + options.seconds + _PATIENCE_S
     while time.monotonic() < deadline and run_at(run.location).is_active:

@@ -20,7 +20,7 @@ from distrain import wire
 from distrain.api.observer import Stopping
 from distrain.coordinator.connection.agent_link import FILES_PER_HOST
 from distrain.coordinator.ranks.stop_signals import note_stop, stop_signals
-from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, Requests
+from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, TYPED, Requests, answer
 from distrain.coordinator.validations import WAITING
 from distrain.decisions import events
 from distrain.decisions.checkpoints.actions import RunBegins, RunEnds, StoreLast
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from distrain.coordinator.engine import Engine
+    from distrain.wire.channel import Channel
 
 _NOTICE_AFTER_S = 5.0
 """Seconds to wait for the storage before a line on the console says so."""
@@ -50,13 +51,14 @@ class Coordinator:
         """True once a stop was requested again after the training."""
         self._signalled_hosts_with: str | None = None
         """The signal of the scheduler that stopped the run through a host, until it has reached this process, too."""
-        actions: dict[str, Callable[[Callable[[str], None], str], None]] = {
-            STACKS: partial(engine.watch, engine.hangs.answer),
+        actions: dict[str, Callable[[Channel, wire.Ask], None]] = {
+            STACKS: self._on_stacks_request,
             STOP: self._on_stop_request,
             DEBUG: engine.debuggers.connect,
+            TYPED: engine.debuggers.hear_user,
             PROFILE: engine.take_profile,
         }
-        self._requests = Requests(engine.loop, engine.store, actions)
+        self._requests = Requests(engine.loop, engine.store, actions, engine.debuggers.disconnect)
         engine.parts.add(self)
 
     def run(self) -> None:
@@ -181,13 +183,16 @@ class Coordinator:
         engine.observers.tell(Stopping(why))
         engine.happened("", events.StopRequested(why))
 
-    def _on_stop_request(self, reply: Callable[[str], None], _: str) -> None:
+    def _on_stop_request(self, asker: Channel, _: wire.Ask) -> None:
         """Stop the run as SIGTERM does, but only once: a second request kills no rank that is storing something."""
         if self.engine.machine.stopping.was_asked or self.engine.is_over:
-            reply("the run is stopping already")
+            answer(asker, "the run is stopping already")
         else:
             self._stop_for(BY_COMMAND)
-            reply("the run is stopping")
+            answer(asker, "the run is stopping")
+
+    def _on_stacks_request(self, asker: Channel, asked: wire.Ask) -> None:
+        self.engine.watch(self.engine.hangs.answer, partial(answer, asker), asked.body.decode())
 
     # -- the end --------------------------------------------------------------------------------------------------
 

@@ -1,45 +1,30 @@
 """The debuggers of ranks, and the people who use them. Runs in: coordinator.
 
-A person has a process of ``distrain debug``, which listens at a socket. What pdb and the terminal tell each other
-travels over the connection to the agent of the rank's host, so no port is opened.
+A person has a process of ``distrain debug``, which is connected as other commands are
+(:mod:`distrain.coordinator.requests`). What pdb and the terminal tell each other travels over the connection to the
+agent of the rank's host, so no port is opened.
 """
 
 from __future__ import annotations
 
-import contextlib
 import shlex
-import socket
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.coordinator.requests import rank_in
+from distrain.coordinator.requests import DEBUG, TYPED, check_rank
 from distrain.decisions.events import AttemptStarts, HostLost
 from distrain.decisions.hearing import hears
 from distrain.decisions.states import RunState
-from distrain.errors import WireError
 from distrain.storage.runs.listing import NoSuchRun
 from distrain.system.log import say
-from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.run_status import RunStatus
-    from distrain.system.loop import Loop
-
-
-@dataclass(slots=True)
-class _Debugger:
-    """The debugger of one rank.
-
-    user: the connection to the person. waits: what it has said last, if it waits for an answer.
-    """
-
-    user: Channel | None = None
-    waits: wire.DebuggerSays | None = None
+    from distrain.wire.channel import Channel
 
 
 @dataclass(eq=False)
@@ -47,26 +32,28 @@ class Debuggers:
     """Connect people with the debuggers of ranks.
 
     debug_rank: the rank whose breakpoint() waits for a person.
-    send: sends a rank what a person has sent, or has it open pdb.
+    ask: asks a rank for something; see :class:`~distrain.wire.Ask`.
     """
 
-    loop: Loop
     store: RunStore
     status: RunStatus
     debug_rank: int | None
-    send: Callable[[int, bytes, bool], None]
+    ask: Callable[..., None]
 
     def __post_init__(self) -> None:
-        self._debuggers: dict[int, _Debugger] = {}
+        self._users: dict[int, Channel] = {}
+        """By rank: the connection to the person who debugs it."""
+        self._waiting: dict[int, wire.DebuggerSays] = {}
+        """By rank that waits for an answer: what its debugger has said."""
 
     @property
     def is_waiting(self) -> bool:
         """True while a rank is stopped and waits for a person."""
-        return any(debugger.waits is not None for debugger in self._debuggers.values())
+        return bool(self._waiting)
 
     def close(self, why: str = "the run has ended") -> None:
         """Disconnect all people, and say why."""
-        for rank in list(self._debuggers):
+        for rank in (*self._users, *self._waiting):
             self._end(rank, why)
 
     # -- ranks ----------------------------------------------------------------------------------------------------
@@ -84,8 +71,9 @@ class Debuggers:
     @hears(HostLost)
     def on_lost(self, _: str, lost: HostLost) -> None:
         """Disconnect the people who debug ranks of a host that was lost."""
-        for rank in [rank for rank in self._debuggers if self.status.ranks[rank].host == lost.host]:
-            self._end(rank)
+        for rank in (*self._users, *self._waiting):
+            if self.status.ranks[rank].host == lost.host:
+                self._end(rank)
 
     @hears(wire.DebuggerSays)
     def handle(self, _: str, message: wire.DebuggerSays) -> None:
@@ -93,75 +81,54 @@ class Debuggers:
 
         Any other rank continues if nobody is there.
         """
-        rank = message.rank
-        debugger = self._debuggers.setdefault(rank, _Debugger())
-        debugger.waits = message if message.stopped else None
-        if debugger.user is not None:
-            debugger.user.queue(message)
+        rank, user = message.rank, self._users.get(message.rank)
+        self._waiting.pop(rank, None)
+        if user is not None:
+            user.queue(message)
             if message.closed is not None:
-                debugger.user.close()
-        if message.closed is not None:
-            del self._debuggers[rank]
-        if debugger.waits is None:
+                self._users.pop(rank).close()
+        if not message.stopped:
             return
-        is_wanted = debugger.user is not None or rank == self.debug_rank
+        self._waiting[rank] = message
+        is_wanted = user is not None or rank == self.debug_rank
         if not is_wanted or self.status.phase == RunState.STOPPING.value:
-            self._tell(rank)  # it may have been asked to stop here while it was in native code
-        elif debugger.user is None:
+            self._answer(rank)  # it may have been asked to stop here while it was in native code
+        elif user is None:
             command = f"distrain debug {shlex.quote(str(self.store.location))} -r {rank}"
             say(f"rank {rank} {message.stopped}, and waits for you; open pdb in another terminal with: {command}")
 
     def _end(self, rank: int, why: str = "") -> None:
         """Disconnect the person who debugs a rank, which has ended."""
-        if rank in self._debuggers:
-            self.handle("", wire.DebuggerSays(attempt=0, rank=rank, closed=why or f"rank {rank} has ended"))
+        self.handle("", wire.DebuggerSays(attempt=0, rank=rank, closed=why or f"rank {rank} has ended"))
 
-    def _tell(self, rank: int, body: bytes = b"", *, opens: bool = False) -> None:
-        """Tell a rank what a person has sent; nothing if they are gone."""
-        if not opens:
-            self._debuggers[rank].waits = None
-        self.send(rank, body, opens)
+    def _answer(self, rank: int, typed: bytes = b"") -> None:
+        """Tell the debugger of a rank what a person has typed; nothing if they are gone."""
+        self._waiting.pop(rank, None)
+        self.ask(rank, what=TYPED, body=typed)
 
     # -- people ---------------------------------------------------------------------------------------------------
 
-    def connect(self, reply: Callable[[str], None], argument: str) -> None:
-        """Connect a ``distrain debug`` to a rank, and open pdb there. Raise NoSuchRun or OSError if that fails.
-
-        argument: the rank, and the path of the socket.
-        """
-        rank, path = rank_in(argument, self.status)
-        debugger = self._debuggers.get(rank)
-        if debugger is not None and debugger.user is not None:
+    def connect(self, user: Channel, asked: wire.Ask) -> None:
+        """Connect a ``distrain debug`` to a rank, and open pdb there, again if it is connected. Raises NoSuchRun."""
+        rank = check_rank(asked.rank, self.status)
+        if self._users.get(rank, user) is not user:
             raise NoSuchRun(f"another `distrain debug` has rank {rank}")
         if self.status.ranks[rank].begun is None:
             raise NoSuchRun(f"rank {rank} has not entered train_func yet; try again when it has")
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.setblocking(False)
-            connection.connect(path)
-            fd = connection.detach()
-        user = Channel(fd, fd)
-        user.attach(self.loop, partial(self._on_frames, rank, user))
-        debugger = self._debuggers.setdefault(rank, _Debugger())
-        debugger.user = user
-        if debugger.waits is not None:
-            user.queue(debugger.waits)
+        is_new = rank not in self._users
+        self._users[rank] = user
+        if is_new and rank in self._waiting:
+            user.queue(self._waiting[rank])
         else:
-            self._tell(rank, opens=True)
-        reply("")
+            self.ask(rank, what=DEBUG)
 
-    def _on_frames(self, rank: int, user: Channel, frames: list[wire.Frame]) -> None:
-        """Pass on what a person sends. At the end of the connection, the debugger hears that they are gone."""
-        debugger = self._debuggers.get(rank)
-        if debugger is None or debugger.user is not user:
-            user.close()
-            return
-        messages: list[wire.Message] = []
-        with contextlib.suppress(WireError):
-            messages = [frame.message() for frame in frames]
-        for message in messages:
-            if isinstance(message, wire.DebuggerInput):
-                self._tell(rank, message.body, opens=message.opens)
-        if not messages:
-            user.close()
-            debugger.user = None
-            self._tell(rank)
+    def hear_user(self, user: Channel, asked: wire.Ask) -> None:
+        """Pass on what a person has typed."""
+        if self._users.get(asked.rank) is user:
+            self._answer(asked.rank, asked.body)
+
+    def disconnect(self, user: Channel) -> None:
+        """Note that a process that may be a ``distrain debug`` is gone."""
+        for rank in [rank for rank, one in self._users.items() if one is user]:
+            del self._users[rank]
+            self._answer(rank)

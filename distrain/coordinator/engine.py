@@ -21,7 +21,7 @@ from distrain.coordinator.debuggers import Debuggers
 from distrain.coordinator.host_files import HostFiles
 from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.report_handler import ReportHandler
-from distrain.coordinator.requests import rank_in
+from distrain.coordinator.requests import PROFILE, answer, check_rank
 from distrain.coordinator.store.evidence import Evidence
 from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.coordinator.validations import Validations
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from distrain.decisions.events import RunRequest
     from distrain.decisions.host_checks import Finding
     from distrain.decisions.run_status import RunStatus
+    from distrain.wire.channel import Channel
 
 
 def _ignore(folder: str, failed: str | None) -> None:
@@ -139,13 +140,7 @@ class Engine:
             since_1970=_since_1970,
             folder=self.evidence.folder,
         )
-        self.debuggers = Debuggers(
-            self.loop,
-            store,
-            self.status,
-            debug_rank=request.debug_rank,
-            send=self._send_to_debugger,
-        )
+        self.debuggers = Debuggers(store, self.status, debug_rank=request.debug_rank, ask=self._ask)
         self.timers: dict[str, tuple[Callable[[], float | None], Callable[[], None]]] = {
             "machine": (self._machine_deadline, self._tick_machine),
             "reports": (self.reports.deadline, self.reports.tick),
@@ -381,17 +376,15 @@ class Engine:
         assert self.machine.plan is not None
         self.ranks.send(self.machine.plan.ranks[message.rank].host, message)
 
-    def _send_to_debugger(self, rank: int, body: bytes, opens: bool) -> None:
+    def _ask(self, rank: int, **fields: Any) -> None:
         if self.machine.attempt_is_active and not self.is_over:
-            self.send_to_rank(wire.DebuggerInput(attempt=self.attempt, rank=rank, body=body, opens=opens))
+            self.send_to_rank(wire.Ask(attempt=self.attempt, rank=rank, **fields))
 
-    def take_profile(self, reply: Callable[[str], None], argument: str) -> None:
-        """Have a rank profiled, and reply with the path of the file that appears when its profile is there."""
-        rank, seconds = rank_in(argument, self.status)
-        file = self.evidence.path("profile", rank)
-        self.store.delete_file(file)  # that of an earlier profile
-        self.send_to_rank(wire.Ask(attempt=self.attempt, rank=rank, what="profile", seconds=float(seconds)))
-        reply(str(file))
+    def take_profile(self, asker: Channel, asked: wire.Ask) -> None:
+        """Have a rank profiled, and answer with the path of the file that appears when its profile is there."""
+        file = self.evidence.path(PROFILE, check_rank(asked.rank, self.status))
+        self.store.delete_file(file, partial(answer, asker, str(file)))  # that of an earlier profile
+        self._ask(asked.rank, what=PROFILE, seconds=asked.seconds)
 
 
 def _since_1970(moment: float) -> float:

@@ -1,24 +1,25 @@
 """Requests to a running run, from other processes of its machine. Runs in: coordinator, and in the process that asks.
 
-A request is a line ``WORD TOKEN ARGUMENT`` in a named pipe of the run directory, answered by a file there: no
-network port is open, and only the user of the run can ask.
+A process connects to a socket in the run directory, and sends a :class:`~distrain.wire.Ask`: no network port is open,
+and only the user of the run can ask.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import stat
-import time
-import uuid
+import socket
+import weakref
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from distrain.errors import StorageError
-from distrain.storage.lines import read_file
+from distrain import wire
+from distrain.errors import WireError
+from distrain.storage.ownership import pinned
 from distrain.storage.runs.listing import NoSuchRun
 from distrain.system.text import count
+from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,105 +29,106 @@ if TYPE_CHECKING:
     from distrain.storage.paths import RunPaths
     from distrain.system.loop import Loop
 
-STACKS, STOP, DEBUG, PROFILE = "stacks", "stop", "debug", "profile"
+STACKS, STOP, DEBUG, TYPED, PROFILE = "stacks", "stop", "debug", "typed", "profile"
 REQUEST_TIMEOUT_S = 10.0
 """Seconds that :func:`ask` waits for a run to answer."""
-_REQUEST_BYTES = 4096
-_REFUSED = "refused: "
-"""How the answer to a request begins that cannot be fulfilled."""
 
 
 @dataclass(eq=False)
 class Requests:
-    """Accept requests, and answer them.
+    """Accept requests, and have them answered.
 
-    actions: what to do for each word; called with a function that takes the text of the answer, and with the argument.
-    One that raises NoSuchRun, ValueError or OSError refuses the request.
+    actions: what to do for each request; called with the connection and the message. One that raises NoSuchRun,
+    ValueError or OSError refuses the request. gone: called with a connection that has ended.
     """
 
     loop: Loop
     store: RunStore
-    actions: Mapping[str, Callable[[Callable[[str], None], str], None]]
-    _pipe: int = -1
+    actions: Mapping[str, Callable[[Channel, wire.Ask], None]]
+    gone: Callable[[Channel], None]
+
+    def __post_init__(self) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._askers: weakref.WeakSet[Channel] = weakref.WeakSet()
 
     def open(self) -> None:
-        """Accept requests, unless the file system has no named pipes."""
+        """Accept requests, unless the file system has no sockets."""
         path = self.store.paths.requests
-        with contextlib.suppress(OSError):
+        os.fchmod(self._listener.fileno(), 0o600)  # that will be the mode of the file, from the first moment on
+        # The path itself may be longer than addresses can be.
+        with contextlib.suppress(OSError), pinned(path.parent) as folder:
             path.unlink(missing_ok=True)
-            os.mkfifo(path, 0o600)
-            self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-            made = os.fstat(self._pipe)
-            if not stat.S_ISFIFO(made.st_mode) or made.st_uid != os.geteuid() or made.st_mode & 0o077:
-                self.close()  # another user has replaced it in the meantime
-                return
-            self.loop.on_readable(self._pipe, self._read)
+            self._listener.bind(str(folder / path.name))
+            self._listener.listen()
+            self._listener.setblocking(False)
+            self.loop.on_readable(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
         """Accept no more requests."""
-        if self._pipe >= 0:
-            self.loop.forget(self._pipe)
-            os.close(self._pipe)
-            self._pipe = -1
-            self.store.delete_file(self.store.paths.requests)
+        self.loop.forget(self._listener.fileno())
+        self._listener.close()
+        self.store.delete_file(self.store.paths.requests)
+        for asker in list(self._askers):
+            asker.close()
 
-    def _read(self) -> None:
-        for line in os.read(self._pipe, _REQUEST_BYTES).decode(errors="replace").splitlines():
-            word, _, rest = line.partition(" ")
-            token, _, argument = rest.partition(" ")
-            if word in self.actions and token.isalnum():
-                answer = partial(self._answer, token)
-                try:
-                    self.actions[word](answer, argument)
-                except (NoSuchRun, ValueError, OSError) as refusal:
-                    answer(f"{_REFUSED}{refusal}")
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # the asker is gone, or this process has too many files open
+            fd = self._listener.accept()[0].detach()
+            asker = Channel(fd, fd)
+            self._askers.add(asker)
+            asker.attach(self.loop, partial(self._on_frames, asker))
 
-    def _answer(self, token: str, text: str) -> None:
-        path = self.store.paths.answer(token)
-        self.store.write_optional_file(path, text.encode(), "a request could not be answered")
+    def _on_frames(self, asker: Channel, frames: list[wire.Frame]) -> None:
+        for frame in frames:
+            try:
+                asked = frame.message()
+                if not isinstance(asked, wire.Ask) or asked.what not in self.actions:
+                    raise NoSuchRun("another version of distrain runs it, which does not know this request")
+                self.actions[asked.what](asker, asked)
+            except (NoSuchRun, WireError, ValueError, OSError) as refusal:
+                asker.queue(wire.OrderDone(failed=str(refusal)))
+        if not frames:
+            asker.close()
+            self.gone(asker)
 
 
-def rank_in(argument: str, status: RunStatus) -> tuple[int, str]:
-    """Return the rank that a request begins with, and the rest of the argument. Raise NoSuchRun if it does not run."""
-    number, _, rest = argument.partition(" ")
-    rank, ranks = int(number), status.ranks
+def answer(asker: Channel, text: str) -> None:
+    """Answer a request. The asker may be gone."""
+    asker.queue(wire.OrderDone(text=text))
+
+
+def check_rank(rank: int, status: RunStatus) -> int:
+    """Return the rank for which somebody asks. Raise NoSuchRun if it does not run."""
+    ranks = status.ranks
     if not ranks:
         raise NoSuchRun("no worker has started yet")
     if not 0 <= rank < len(ranks):
         raise NoSuchRun(f"there is no rank {rank}; the run has {count(len(ranks), 'worker')}, from 0")
     if ranks[rank].ended:
         raise NoSuchRun(f"rank {rank} has ended")
-    return rank, rest
+    return rank
 
 
-def ask(paths: RunPaths, word: str, argument: str = "") -> str:
-    """Send a request to a run, and return its answer. Raise NoSuchRun if it refuses, StorageError if none answers."""
-    token = uuid.uuid4().hex
-    try:
-        pipe = os.open(paths.requests, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError as error:
-        raise StorageError(
-            f"no run is active in {paths.root} on this machine ({error.strerror}); ask where fit() runs"
-        ) from None
-    try:
-        if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
-            raise StorageError(f"{paths.requests} is not a named pipe, so no run has put it there: delete it")
-        os.write(pipe, f"{word} {token} {argument}\n".encode())
-    finally:
-        os.close(pipe)
-    answer, text = paths.answer(token), None
-    deadline = time.monotonic() + REQUEST_TIMEOUT_S
-    while text is None:
-        with contextlib.suppress(FileNotFoundError):
-            text = read_file(answer, paths.root).decode(errors="replace")
-            break
-        if time.monotonic() > deadline:
-            raise StorageError(
-                f"the run in {paths.root} did not answer within {REQUEST_TIMEOUT_S:g} s; if an older distrain "
-                f"started it, that version may not support `distrain {word}`"
-            )
-        time.sleep(0.02)
-    answer.unlink()
-    if text.startswith(_REFUSED):
-        raise NoSuchRun(text.removeprefix(_REFUSED))
-    return text
+# -- in the process that asks ----------------------------------------------------------------------------------------
+
+
+def connect(paths: RunPaths) -> Channel:
+    """Return a connection to a running run. Raise OSError if there is none on this machine."""
+    with socket.socket(socket.AF_UNIX) as connection, pinned(paths.root) as folder:
+        connection.connect(str(folder / paths.requests.name))
+        fd = connection.detach()
+    return Channel(fd, fd)
+
+
+def ask(run: Channel, what: str, *, rank: int = 0, **fields: Any) -> str:
+    """Send a request to a run, and return its answer. Raise NoSuchRun if it refuses, or does not answer."""
+    with contextlib.suppress(OSError):  # the run has just ended
+        run.send(wire.Ask(attempt=0, rank=rank, what=what, **fields))
+    frames = run.wait(REQUEST_TIMEOUT_S)
+    if not frames:
+        raise NoSuchRun("the run has ended" if run.at_end else f"the run did not answer within {REQUEST_TIMEOUT_S:g} s")
+    found = frames[0].message()
+    assert isinstance(found, wire.OrderDone)
+    if found.failed is not None:
+        raise NoSuchRun(found.failed)
+    return found.text

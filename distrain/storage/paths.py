@@ -18,7 +18,7 @@
         .staging/                   checkpoints being written; deleted when the next run starts
         .lock                       held by the coordinator
         .reserve                    disk space for the end of the run, in case the disk becomes full
-        .requests                   a named pipe for requests, while the run lasts
+        .requests                   a socket for requests, while the run lasts
 
 A checkpoint is written under another name and flushed to disk with its manifest, then renamed: a directory called
 ``checkpoint_...`` is always complete. Its manifest has its name. A directory with another name is a user's copy, which
@@ -98,9 +98,6 @@ class RunPaths:
             return f"must be a plain name of a directory, got {name!a}"
         size = len(os.fsencode(name))
         return f"must not be longer than {_LONGEST_NAME} bytes, got {size}" if size > _LONGEST_NAME else None
-
-    def answer(self, token: str) -> Path:
-        return self.root / names.EVIDENCE / f"answer_{token}.txt"
 
     @property
     def logs(self) -> Path:

@@ -138,7 +138,7 @@ def _put(stream: Stream, order: wire.Deliver, files: Sequence[ShippedFile], fold
     for file in files:  # the manifest of a checkpoint may be replaced at any time
         if not file.is_in_place and os.path.basename(file.path) != MANIFEST_FILE:
             raise OSError(f"{file.path} has changed while it was copied")
-    stream.send(wire.FilesAnswer(crcs=crcs))
+    stream.send(wire.FileData(crcs=crcs))
     stream.answer()
 
 
@@ -165,7 +165,7 @@ class Stream(StreamEnd):
         self._link = ChildLink(argv, greeting=True)
         super().__init__(self._link.channel)
 
-    def ask(self, **fields: Any) -> wire.FilesAnswer:
+    def ask(self, **fields: Any) -> wire.FileData:
         """Send a request, and return its answer. Raise RefusedError or StreamEndedError."""
         self.send(wire.AskForFiles(**fields))
         return self.answer()

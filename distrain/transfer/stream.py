@@ -1,18 +1,17 @@
 """Streams, which carry the content of files between a mover and a host. Runs in: mover, stream server.
 
 A stream is a channel of its own (:mod:`distrain.wire.channel`). The mover sends one
-:class:`~distrain.wire.AskForFiles` after the other, and reads the answer to each, a
-:class:`~distrain.wire.FilesAnswer`:
+:class:`~distrain.wire.AskForFiles` after the other, and reads the answer to each, a :class:`~distrain.wire.FileData`:
 
-- ``put`` is answered, and followed by contents and a FilesAnswer with their ``crcs``. The server stores them in
+- ``put`` is answered, and followed by contents and a FileData with their ``crcs``. The server stores them in
   ``staging``, compares them, and renames it to ``folder``. Then it answers again.
 - ``get`` is answered with the ``sizes`` of the files and all ``folders`` in the directory; then come the contents, and
   another answer with the ``crcs`` of the files, and name, size and crc32 of each of the ``others``.
 - ``list`` is answered with the ``files`` of the directory.
 - ``delete`` deletes files, and directories that are empty then.
 
-Contents are :class:`~distrain.wire.FileBytes`, for one file after the other. A FilesAnswer with ``failed`` may take the
-place of any other message.
+Contents are FileData with a ``body``, for one file after the other. One with ``failed`` may take the place of any other
+message.
 """
 
 from __future__ import annotations
@@ -73,10 +72,10 @@ class StreamEnd:
                 raise StreamEndedError(self.channel.broken or "it has ended")
         return self._frames.popleft().message()
 
-    def answer(self) -> wire.FilesAnswer:
-        """Return the next message, an answer. Raise RefusedError if it tells of a failure."""
+    def answer(self) -> wire.FileData:
+        """Return the next bytes, or the next answer. Raise RefusedError if it tells of a failure."""
         answer = self.next()
-        if not isinstance(answer, wire.FilesAnswer):
+        if not isinstance(answer, wire.FileData):
             raise StreamEndedError(f"not an answer: {answer!r:.200}")
         if answer.failed is not None:
             raise RefusedError(answer.failed)
@@ -95,11 +94,11 @@ class StreamEnd:
                     if not (data := file.read(min(size, _CHUNK_BYTES))):
                         raise OSError(errno.EIO, "the file became shorter while it was read")
                     crc, size = zlib.crc32(data, crc), size - len(data)
-                    self.send(wire.FileBytes(body=data))
+                    self.send(wire.FileData(body=data))
             crcs.append(crc)
         return crcs
 
-    def receive_contents(self, folder: str, sizes: Mapping[str, int]) -> wire.FilesAnswer:
+    def receive_contents(self, folder: str, sizes: Mapping[str, int]) -> wire.FileData:
         """Store the files that arrive in a directory, and return the answer after them.
 
         sizes: by their paths below the directory. Raise OSError if the other end could not read a file, or if one has
@@ -117,9 +116,8 @@ class StreamEnd:
         crc = 0
         with naming(path), open(path, "wb") as file:  # some file servers tell only at its end of a full disk
             while size:
-                chunk = self.next()
-                if not isinstance(chunk, wire.FileBytes):
-                    raise RefusedError(getattr(chunk, "failed", None) or f"{path} did not come whole")
-                crc, size = zlib.crc32(chunk.body, crc), size - len(chunk.body)
-                file.write(chunk.body)
+                if not (data := self.answer().body):
+                    raise RefusedError(f"{path} did not come whole")
+                crc, size = zlib.crc32(data, crc), size - len(data)
+                file.write(data)
         return crc

@@ -38,16 +38,16 @@ def serve(channel: Channel) -> None:
             try:
                 end.send(_WORK[asked.do](end, asked))
             except OSError as error:
-                end.send(wire.FilesAnswer(failed=str(error)))
+                end.send(wire.FileData(failed=str(error)))
 
 
-def _put(end: StreamEnd, asked: wire.AskForFiles) -> wire.FilesAnswer:
+def _put(end: StreamEnd, asked: wire.AskForFiles) -> wire.FileData:
     """Store files. Raise OSError or StreamEndedError."""
     files = [ShippedFile(*fields) for fields in asked.files]
     try:
         os.mkdir(asked.staging, 0o700)  # its parent is the directory of the run: else nobody would delete this
         make_folders(asked.staging, [*asked.folders, *(os.path.dirname(file.path) for file in files)])
-        end.send(wire.FilesAnswer())
+        end.send(wire.FileData())
         end.receive_contents(asked.staging, {file.path: file.size for file in files})
         for file in files:
             path = os.path.join(asked.staging, file.path)
@@ -57,35 +57,33 @@ def _put(end: StreamEnd, asked: wire.AskForFiles) -> wire.FilesAnswer:
             os.rename(asked.staging, asked.folder)
     finally:
         shutil.rmtree(asked.staging, ignore_errors=True)
-    return wire.FilesAnswer()
+    return wire.FileData()
 
 
-def _get(end: StreamEnd, asked: wire.AskForFiles) -> wire.FilesAnswer:
+def _get(end: StreamEnd, asked: wire.AskForFiles) -> wire.FileData:
     """Send files. Raise OSError or StreamEndedError."""
     paths = [os.path.join(asked.folder, checked_name(name)) for name in asked.names]
     sizes = [os.stat(path).st_size for path in paths]
-    end.send(wire.FilesAnswer(sizes=sizes, folders=folders_below(asked.folder)))
+    end.send(wire.FileData(sizes=sizes, folders=folders_below(asked.folder)))
     crcs = end.send_contents(zip(paths, sizes, strict=True))
     with unchanged(Path(asked.folder), asked.facts):
-        return wire.FilesAnswer(crcs=crcs, others=hash_files(Path(asked.folder), asked.others))
+        return wire.FileData(crcs=crcs, others=hash_files(Path(asked.folder), asked.others))
 
 
-def _list(_end: StreamEnd, asked: wire.AskForFiles) -> wire.FilesAnswer:
+def _list(_end: StreamEnd, asked: wire.AskForFiles) -> wire.FileData:
     """Find all files, and those that links lead to, with their paths below the directory."""
     found = [path for path in Path(asked.folder).rglob("*") if path.is_file()]
-    return wire.FilesAnswer(
-        files=[ShippedFile.found(str(path.relative_to(asked.folder)), path.stat()) for path in found]
-    )
+    return wire.FileData(files=[ShippedFile.found(str(path.relative_to(asked.folder)), path.stat()) for path in found])
 
 
-def _delete(_end: StreamEnd, asked: wire.AskForFiles) -> wire.FilesAnswer:
+def _delete(_end: StreamEnd, asked: wire.AskForFiles) -> wire.FileData:
     """Delete files, and the directories that are empty then: what was written meanwhile stays. Raise OSError."""
     for name in asked.names:
         os.unlink(os.path.join(asked.folder, name))
     for path, _, _ in os.walk(asked.folder, topdown=False):
         with contextlib.suppress(OSError):  # it is not empty
             os.rmdir(path)
-    return wire.FilesAnswer()
+    return wire.FileData()
 
 
 _WORK = {"put": _put, "get": _get, "list": _list, "delete": _delete}

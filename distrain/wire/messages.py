@@ -8,7 +8,8 @@ The processes and their conversations:
 - uploader and its parent, which is an agent or the coordinator; agents pass its messages on, too;
 - coordinator and mover, which carries files to and from a host that does not share them;
 - mover and stream server, which reads and writes the files on that host;
-- coordinator and validator.
+- coordinator and validator;
+- coordinator and commands such as ``distrain stop``: over a socket in the run directory.
 
 Each docstring ends with the direction and, where there is one, the answer. How messages become bytes is in
 :mod:`distrain.wire.codec`.
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 31
+WIRE_VERSION = 32
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -506,7 +507,8 @@ class OrderDone(Message):
 
     text: what the user should know. body: the metrics of :class:`RunValidation` as JSON.
 
-    Uploader, mover or validator -> its parent; an agent passes on the answer to :class:`OpenStorage`.
+    Uploader, mover or validator -> its parent; an agent passes on the answer to :class:`OpenStorage`. Coordinator ->
+    command, as the answer to :class:`Ask`.
     """
 
     failed: str | None = None
@@ -682,7 +684,7 @@ class AskForFiles(Message):
     :class:`~distrain.wire.shipped_file.ShippedFile` for each file to put, with its path below ``folder``. folders:
     directories to make there, also if no file is in them. staging: a new directory for files until all have arrived.
 
-    Mover -> stream server; answered by :class:`FilesAnswer`.
+    Mover -> stream server; answered by :class:`FileData`.
     """
 
     do: str
@@ -696,16 +698,13 @@ class AskForFiles(Message):
 
 
 @message
-class FileBytes(Message):
-    """The next bytes of a file."""
+class FileData(Message):
+    """What follows a request on a stream: the next bytes of a file (``body``), an answer, or the end of contents.
 
-    body: bytes
+    failed: why something could not be done.
+    """
 
-
-@message
-class FilesAnswer(Message):
-    """An answer on a stream, or the end of contents. failed: why something could not be done."""
-
+    body: bytes = b""
     failed: str | None = None
     sizes: list[int] = field(default_factory=list)
     crcs: list[int] = field(default_factory=list)
@@ -794,19 +793,6 @@ class DebuggerSays(FromWorker):
 
 
 @message
-class DebuggerInput(ToWorker):
-    """Input from the user of a debugger; empty if they are gone.
-
-    opens: open pdb at the line where the main thread is.
-
-    ``distrain debug`` -> coordinator -> agent -> worker.
-    """
-
-    body: bytes = b""
-    opens: bool = False
-
-
-@message
 class Vitals(FromWorker):
     """How a rank has spent its time since the last of these messages, from samples of its main thread.
 
@@ -838,17 +824,24 @@ class Standstill(FromWorker):
 
 @message
 class Ask(ToWorker):
-    """Ask a rank for what its thread for vitals knows, while it trains.
+    """Ask a rank for something while it trains.
 
     what: ``standstill``, which is answered by :class:`Standstill` unless native code holds the GIL: stacks may be taken
     next, which makes the main thread write. ``flight_recorder``, that of torch: by :class:`Dump`, if there is anything.
-    ``profile``, of so many ``seconds``: by some :class:`Dump`, the last one a ``profile``.
+    ``profile``, of so many ``seconds``: by some :class:`Dump`, the last one a ``profile``. ``debug``: open pdb at the
+    line where the main thread is; answered by :class:`DebuggerSays`. ``typed``: ``body`` is what the user of pdb has
+    typed, empty if they are gone.
 
-    Coordinator -> worker.
+    From a command, which knows no attempt, the coordinator passes on ``profile``, ``debug`` and ``typed``. It carries
+    out ``stop``, and ``stacks``, as JSON if the body is ``json``; these are for all ranks.
+
+    Coordinator -> worker; command -> coordinator, answered by :class:`OrderDone`, but ``debug`` and ``typed`` only if
+    they are refused.
     """
 
     what: str
     seconds: float = 0.0
+    body: bytes = b""
 
 
 @message

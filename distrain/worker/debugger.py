@@ -18,7 +18,6 @@ from distrain.system.process import DEBUG_SIGNAL
 if TYPE_CHECKING:
     from types import FrameType
 
-    from distrain import wire
     from distrain.worker.remote_pdb import RemotePdb
     from distrain.worker.session import Session
 
@@ -61,7 +60,8 @@ class Debugger:
         """Set the hooks."""
         signal.signal(DEBUG_SIGNAL, self._on_signal)
         self._session.after_call = self._open_if_due
-        self._session.hooks["debugger"] = self._on_input
+        self._session.hooks["debug"] = lambda _: signal.pthread_kill(self._main, DEBUG_SIGNAL)  # it also ends a sleep
+        self._session.hooks["typed"] = lambda typed: self._pdb.receive(typed.body)
         sys.breakpointhook = self._on_breakpoint
         if self._rank is not None:
             import pdb  # it takes some milliseconds
@@ -86,12 +86,6 @@ class Debugger:
         if self._is_due and not self._session.is_in_call and threading.current_thread() is threading.main_thread():
             self._is_due = False
             self._pdb.stop_in(sys._getframe())
-
-    def _on_input(self, message: wire.DebuggerInput) -> None:
-        if message.opens:
-            signal.pthread_kill(self._main, DEBUG_SIGNAL)  # it also ends a sleep
-        else:
-            self._pdb.receive(message.body)
 
     def _on_breakpoint(self, *args: Any, **options: Any) -> Any:
         if os.environ.get("PYTHONBREAKPOINT"):

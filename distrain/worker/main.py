@@ -68,7 +68,10 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     _take_over_standard_streams(fds)
     channel = Channel(fds.down, fds.up)
     _keep_fds_out_of_children(fds)
-    spec, early = _first_frames(channel)
+    if not (frames := channel.wait()):
+        os._exit(1)  # the agent is gone
+    spec = frames[0].message()
+    assert isinstance(spec, wire.WorkerSpec)
     _apply(spec)
     flight_recorder.turn_on()
     _handle_signals(fds.stacks)
@@ -77,15 +80,14 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     session = Session.of(channel, spec)
     context = session.context
     show_command("distrain:", "rank", str(context.world_rank), "of", context.run_name)
-    session.handle(early)
+    session.handle(frames[1:])
     current.session = session
     debugger = Debugger(session, spec.debug_rank)
     debugger.install()
     session.hooks["profile"] = partial(begin_profile, session)
     run = context.get_storage().experiment_fs_path
     fetch_with(session.fetch_checkpoint, run, lacks_storage=not context.sees_storage)
-    sampler = VitalsSampler(session, spec.vitals_s)
-    sampler.poll = session.poll
+    sampler = VitalsSampler(session, spec.vitals_s, session.poll)
 
     def ended(error: BaseException | None) -> None:
         try:
@@ -143,16 +145,6 @@ def _keep_fds_out_of_children(fds: WorkerFds) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     os.register_at_fork(after_in_child=forget_worker)
-
-
-def _first_frames(channel: Channel) -> tuple[wire.WorkerSpec, list[wire.Frame]]:
-    """Return the spec, and what has arrived with it."""
-    frames = channel.wait()
-    if not frames:
-        os._exit(1)  # the agent is gone
-    spec = frames[0].message()
-    assert isinstance(spec, wire.WorkerSpec)
-    return spec, frames[1:]
 
 
 def _apply(spec: wire.WorkerSpec) -> None:

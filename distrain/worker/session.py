@@ -147,7 +147,7 @@ class Session:
         self._stop_at = self._vote_at = math.inf
         self.after_call: Callable[[], None] = lambda: None
         """Called after every call that may have kept the debugger from opening; set by it."""
-        self.hooks: dict[str, Callable[[Any], object]] = {}
+        self.hooks: dict[str, Callable[[wire.Ask], object]] = {}
         """By what a wire.Ask asks for: the function of the sampler, the profiler or the debugger that answers."""
         self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
         self._call = ""
@@ -711,8 +711,6 @@ class Session:
                 self._vote_at = call
             case wire.Ask(what=what) if what in self.hooks:
                 self.hooks[what](message)
-            case wire.DebuggerInput() if "debugger" in self.hooks:
-                self.hooks["debugger"](message)
             case wire.Release():
                 self.released = True
 

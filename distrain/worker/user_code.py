@@ -121,7 +121,7 @@ def _run(load: Callable[[], Work], session: Session, observed: AbstractContextMa
         session.stage = "run"
         work.backend.at_begin(context)
         session.send(wire.Running)
-        with observed, WrittenFiles(tempfile.gettempdir()) as session.temporary:
+        with observed, contextlib.closing(WrittenFiles(tempfile.gettempdir())) as session.temporary:
             if work.before is not None:
                 work.before()
             value = work.run()

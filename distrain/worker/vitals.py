@@ -40,18 +40,18 @@ _LAST_CALLS = 20
 class VitalsSampler:
     """A context in which samples of the main thread are taken and sent. Enter it there.
 
-    every_s: seconds between two :class:`~distrain.wire.Vitals`.
+    every_s: seconds between two :class:`~distrain.wire.Vitals`. poll: handles messages before each sample, in this
+    thread. Returns False if it cannot.
     """
 
-    def __init__(self, session: Session, every_s: float) -> None:
+    def __init__(self, session: Session, every_s: float, poll: Callable[[], bool] = lambda: True) -> None:
         self._session = session
         self._every_s = every_s
-        self.poll: Callable[[], bool] = lambda: True
-        """Handles messages before each sample, in this thread. Returns False if it cannot."""
+        self._poll = poll
         self._over = threading.Event()
         self._main = threading.get_ident()
         self._standstill = Standstill(threading.get_native_id())
-        self._standstill.listen = lambda: self.poll()
+        self._standstill.listen = poll
         self._address = os.environ.get("MASTER_ADDR")
         self._told = ("", "")
         """The state and the place that were sent last."""
@@ -78,7 +78,7 @@ class VitalsSampler:
         """By place: seconds of the rank's own work."""
         chance = random.Random()  # noqa: S311 - its own, so that the draws of train_func stay the same
         while not self._over.wait(chance.uniform(0.5, 1.5) * _SAMPLE_S):
-            if not self.poll():  # a question may wait
+            if not self._poll():  # a question may wait
                 self._standstill.expect_stacks(seen)
                 if not self._told[0] and seen >= self._told_at + STANDING_S:
                     self._told = ("?", "")

@@ -21,7 +21,7 @@ import pytest
 
 from distrain import BackendConfig, Checkpoint, Result, RunConfig, ScalingConfig
 from distrain.coordinator.connection.transport import Transport, this_machine
-from distrain.coordinator.requests import STOP, ask
+from distrain.coordinator.requests import STOP, ask, connect
 from distrain.coordinator.run.fit import run_work
 from distrain.hosts.hostfile import HostSpec
 from distrain.storage.paths import RunPaths
@@ -83,8 +83,14 @@ def thread(tmp_path: Path) -> Iterator[Callable[..., Future[Result]]]:
         try:
             yield threads.submit
         finally:
-            for pipe in tmp_path.glob("*/run/.requests"):  # the test has failed
-                ask(RunPaths(pipe.parent), STOP)
+            for socket in tmp_path.glob("*/run/.requests"):  # the test has failed
+                ask_run(RunPaths(socket.parent), STOP)
+
+
+def ask_run(run: RunPaths, what: str) -> str:
+    """Send a request to a run, and return its answer."""
+    with contextlib.closing(connect(run)) as channel:
+        return ask(channel, what)
 
 
 def wait_for_reports(run: Path) -> None:

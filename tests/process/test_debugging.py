@@ -18,10 +18,10 @@ import pytest
 
 import distrain
 from distrain import Checkpoint, CheckpointConfig, FailureConfig, PreemptionError, Result, WorkerGroupError
-from distrain.coordinator.requests import STOP, ask
+from distrain.coordinator.requests import STOP
 from distrain.storage.paths import RunPaths
 from tests.conftest import wait_until
-from tests.process.conftest import files_of, log_of, reported, wait_for_reports
+from tests.process.conftest import ask_run, files_of, log_of, reported, wait_for_reports
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -205,7 +205,7 @@ def test_a_stop_does_not_wait_for_a_rank_that_nobody_debugs_any_more(
     debug.process.send_signal(signal.SIGINT)
     assert debug.end() == 130
     assert debug.shown.endswith("\n\n")  # the prompt of the shell is not in the line with ^C
-    ask(RunPaths(run), STOP)
+    ask_run(RunPaths(run), STOP)
     began = time.monotonic()
     returns.touch()
     with pytest.raises(PreemptionError) as raised:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,11 +21,11 @@ import pytest
 
 import distrain
 from distrain import FailureConfig, HangError, Result, WorkerGroupError
-from distrain.coordinator import requests
-from distrain.errors import StorageError
+from distrain.coordinator.requests import STACKS, connect
 from distrain.storage.lines import read_events
 from distrain.storage.paths import RunPaths
 from tests.conftest import wait_until
+from tests.process.conftest import ask_run
 
 if TYPE_CHECKING:
     from tests.process.conftest import Fit
@@ -155,9 +156,11 @@ def test_taking_stacks_does_not_kill_a_rank_whose_threads_begin_and_end(fit: Fit
         training = executor.submit(fit, train, {"end": str(end)}, workers=2, name="run")
         try:
             wait_until(lambda: training.done() or "test_hangs.py" in ask(run.root).stdout, what="the ranks train")
-            run.requests.write_bytes(b"\xff\x00 ../../etc/passwd \n\n" * 100)  # nonsense is passed over
+            with contextlib.closing(connect(run)) as channel:
+                channel.send(b"\xff\x00 ../../etc/passwd \n\n" * 100)  # nonsense is passed over
+                assert not channel.wait(10.0)
             for _ in range(100):
-                requests.ask(run, requests.STACKS)
+                ask_run(run, STACKS)
         finally:
             end.touch()
         assert training.result(timeout=30.0).error is None
@@ -178,5 +181,5 @@ def test_taking_stacks_does_not_kill_workers_that_are_still_starting(fit: Fit) -
     again = Result.from_path(error.result.path).error
     assert isinstance(again, HangError)
     assert str(again) == str(error)
-    with pytest.raises(StorageError, match="no run is active in"):
-        requests.ask(RunPaths(Path(error.result.path)), requests.STACKS)
+    with pytest.raises(FileNotFoundError):
+        connect(RunPaths(Path(error.result.path)))

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import stat
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distrain import wire
 from distrain.coordinator import requests
 from tests.simulation.debugging import Person
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from distrain.wire.channel import Channel
     from tests.simulation.hosts import Host, Line
     from tests.simulation.play import Life, Play
     from tests.simulation.scenario import Fault
@@ -268,37 +273,44 @@ def _note_stop(life: Life, play: Play) -> None:
 
 def request(play: Play, fault: Fault) -> None:
     """Somebody calls distrain stacks, stop or profile."""
-    word = ("stacks", "profile 0 1", "profile 9 1", "stacks", requests.STOP)[fault.target % 5]
-    if _ask(play, word) and word == requests.STOP:
+    what = ("stacks", "profile", "profile", "stacks", requests.STOP)[fault.target % 5]
+    if _ask(play, what, rank=9 * (fault.target % 5 == 2), seconds=1.0) and what == requests.STOP:
         _note_stop(play.lives[-1], play)
 
 
 def debug(play: Play, fault: Fault) -> None:
     """Somebody stops a rank with distrain debug, and looks around."""
     if (rank := _chosen(play.ranks(), fault)) is not None:
-        path = play.root / f"debug{len(play.asked)}"
         looks_s = fault.lasts + play.world.random.choice([0, 90])
-        if _ask(play, f"{requests.DEBUG} {rank.number} {path}"):
-            Person(play, play.lives[-1], rank.number, path, looks_s, leaves=fault.target % 3 == 0).begin()
+        if channel := _ask(play, requests.DEBUG, rank=rank.number):
+            Person(play, play.lives[-1], rank.number, channel, looks_s, leaves=fault.target % 3 == 0).begin()
 
 
-def _ask(play: Play, line: str) -> bool:
+def _ask(play: Play, what: str, **fields: Any) -> Channel | None:
     """Send a request to the coordinator, if there is one."""
     life = play.lives[-1]
     loop = getattr(life.process, "loop", None)
     paths = getattr(life.engine, "store", None) and life.engine.store.paths
     if not life.process.is_alive or loop is None or not paths.requests.exists():
-        return False
-    word, _, argument = line.partition(" ")
-    token = f"request{len(play.asked)}"
-    play.asked.append((life, play.world.now, paths.answer(token)))
-    play.world.say(f"distrain {line}")
-    pipe = os.open(paths.requests, os.O_RDWR | os.O_NONBLOCK)
-    with open(pipe, "wb", buffering=0, closefd=False) as file:
-        file.write(f"{word} {token} {argument}\n".encode())
-    loop.look()
-    play.world.after(0.001, lambda: os.close(pipe))
-    return True
+        return None
+    channel = requests.connect(paths)
+    life.process.at_death.append(partial(_hang_up, loop))
+    play.world.say(f"distrain {what} {fields}")
+    channel.send(wire.Ask(attempt=0, **fields, what=what))
+    for moment_s in (0.0, 0.001):  # it accepts the connection, and then reads
+        play.world.after(moment_s, loop.look)
+    if what != requests.DEBUG:
+        play.asked.append((life, play.world.now, channel))
+    return channel
+
+
+def _hang_up(loop: Any) -> None:
+    """Close the connections of a process that has died, as the kernel does."""
+    for fd in [fd for fd in loop._watched if stat.S_ISSOCK(os.fstat(fd).st_mode)]:
+        with socket.fromfd(fd, socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                del loop._watched[fd]
+                os.close(fd)
 
 
 def second_start(play: Play, fault: Fault) -> None:

@@ -341,8 +341,8 @@ KNOWN = [
     Known(
         "a rank whose debugger nobody uses any longer waits for a person",
         "coordinator/debuggers.py",
-        "            debugger.user = None\n            self._tell(rank)\n",
-        "            debugger.user = None\n",
+        "            del self._users[rank]\n            self._answer(rank)\n",
+        "            del self._users[rank]\n",
     ),
     Known(
         "no hang is shown once a host is lost whose ranks had finished",

@@ -56,6 +56,7 @@ from tests.simulation.world import STARTED, Process, SimulatedBackground, Simula
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from distrain.wire.channel import Channel
     from tests.simulation.scenario import Scenario
 
 _LONGEST_S = 4_000.0
@@ -94,8 +95,8 @@ class Play:
         self.lives: list[Life] = []
         self.rivals: list[Life] = []
         """Processes that called fit() while another one ran."""
-        self.asked: list[tuple[Life, float, Path]] = []
-        """Requests: of which process, when, and the file of the answer."""
+        self.asked: list[tuple[Life, float, Channel]] = []
+        """Requests: of which process, when, and the connection for the answer."""
         self.first_steps: dict[int, dict[int, int]] = defaultdict(dict)
         """By attempt and life: the reports before it that count.
 
@@ -199,6 +200,8 @@ class Play:
                 self.crash = error
             finally:
                 self.world.end()
+                for _, _, channel in self.asked:
+                    channel.close()
         return self.violations
 
     def _run(self) -> None:

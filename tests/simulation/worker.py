@@ -197,7 +197,8 @@ class SimulatedRank:
         start = context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None
         session = Session(self, context, start)
         session.hooks["flight_recorder"] = lambda _: self._tell_collectives(session)
-        session.hooks["debugger"] = self._debugger.hear
+        session.hooks["debug"] = self._debugger.open
+        session.hooks["typed"] = self._debugger.receive
         session.host = self.agent.host  # type: ignore[attr-defined]
         session._nan_metric, session._skip_to = spec.nan_metric, spec.skip_to
         session._prefers_memory = spec.memory_every is not None

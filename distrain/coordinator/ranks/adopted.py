@@ -162,7 +162,7 @@ class AdoptedRanks:
                 self._take_stacks([name], _STACKS_S)
             case wire.Stop():
                 self._stop_ranks(name, message)
-            case wire.DebuggerInput(attempt=attempt, rank=rank):
+            case wire.Ask(attempt=attempt, rank=rank, what="debug"):
                 self._say(name, wire.DebuggerSays(attempt=attempt, rank=rank, closed=_NO_DEBUGGER))
             case wire.Release(rank=rank):
                 self._queue(rank, message)

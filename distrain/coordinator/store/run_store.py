@@ -276,9 +276,13 @@ class RunStore(ABC):
 
         self._do_optional(complaint, write)
 
-    def delete_file(self, path: Path) -> None:
-        """Delete a file of the run."""
-        self._do_optional(f"{path} could not be deleted", lambda: path.unlink(missing_ok=True))
+    def delete_file(self, path: Path, then: Callable[[], None] = lambda: None) -> None:
+        """Delete a file of the run that it can do without, and call ``then``."""
+
+        def failed(error: OSError) -> None:
+            warn(f"{path} could not be deleted: {error}")
+
+        self._background.do(lambda: path.unlink(missing_ok=True), lambda _: then(), failed)
 
     def append_metrics(self, line: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
         """Add one report, which the next :meth:`flush` writes.

@@ -228,7 +228,11 @@ def make_job(work: Work, *, workers_per_host: int = 1) -> Job:
     try:
         blob = pickled(work)
     except Exception as error:
-        raise JobError(_explanation(work, error)) from error
+        kind = "validation" if isinstance(work, FunctionWork) and work.validates else "training"
+        raise JobError(
+            f"cannot pickle {describe_unpicklable(*work.parts())}: {error}. "
+            f"It goes to another process: create it inside the {kind} function, or leave it out of the config."
+        ) from error
     if isinstance(work, ScriptWork) and work.imports_alone:
         return Job(blob=blob)
     of_datasets = work.run_datasets.preload if work.run_datasets else ()
@@ -243,14 +247,6 @@ def _sources_without_files() -> dict[str, list[str]]:
     entries = [entry for entry in list(linecache.cache.values()) if len(entry) == 4 and entry[1] is None]
     sources = {cell_of(str(entry[3])) or str(entry[3]): list(entry[2]) for entry in entries}
     return sources if sum(entry[0] for entry in entries) <= _LARGEST_SOURCES else {}
-
-
-def _explanation(work: Work, error: BaseException) -> str:
-    kind = "validation" if isinstance(work, FunctionWork) and work.validates else "training"
-    return (
-        f"cannot pickle {describe_unpicklable(*work.parts())}: {error}. "
-        f"It goes to another process: create it inside the {kind} function, or leave it out of the config."
-    )
 
 
 def _size_warning(size: int) -> str | None:

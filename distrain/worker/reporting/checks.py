@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain.api.config import CheckpointUploadMode
+from distrain.api.config import CheckpointUploadMode, StoreOptions
 from distrain.errors import CheckpointError, Rollback
 from distrain.storage.checkpoint import MANIFEST_FILE, Checkpoint, absence_of
 from distrain.storage.files import list_files
@@ -24,9 +24,6 @@ from distrain.worker.job.unpicklable import describe_unpicklable
 from distrain.worker.reporting.written_files import OWN_DIRECTORY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from distrain.api.config import StoreOptions
     from distrain.api.context import TrainContext
 
 
@@ -163,20 +160,16 @@ def encoded_validation(
         raise ValueError(
             "report(): validation needs a function: TorchTrainer(..., validation_config=ValidationConfig(fn))"
         )
-    overrides = base64.b64encode(_pickled_arguments(options.validation.fn_kwargs or {})).decode()
-    return {"overrides": overrides, "timeout_s": options.validation.timeout_s}
-
-
-def _pickled_arguments(arguments: Mapping[str, Any]) -> bytes:
-    """Pickle keyword arguments. Raises TypeError that names the one that cannot be pickled."""
+    arguments = dict(options.validation.fn_kwargs or {})
     try:
-        return pickled(dict(arguments))
+        overrides = base64.b64encode(pickled(arguments)).decode()
     except Exception as error:
-        culprit = describe_unpicklable(("ValidationTaskConfig.fn_kwargs", dict(arguments)))
+        culprit = describe_unpicklable(("ValidationTaskConfig.fn_kwargs", arguments))
         raise TypeError(
             f"report(): {culprit} cannot be pickled: {error}. The validation function runs in another process: make it "
             "there"
         ) from error
+    return {"overrides": overrides, "timeout_s": options.validation.timeout_s}
 
 
 def _not_in_place(run: str, path: str) -> str:

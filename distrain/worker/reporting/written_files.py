@@ -16,16 +16,12 @@ import tempfile
 import time
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from distrain.errors import CheckpointError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.file_transfer import TIME_OF_FILES, states_of
 from distrain.system.log import warn_once
 from distrain.system.scratch import scratch_directory
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 OWN_DIRECTORY = "Write the files into a directory of their own: checkpoint_dir = tempfile.mkdtemp()"
 PATIENCE_S = 10.0
@@ -43,7 +39,7 @@ the handle, after which the name of the file stands. Of the handle: a header, th
 
 
 class WrittenFiles:
-    """Knows which files of a directory this process has written since this object was made. A context, which it closes.
+    """Knows which files of a directory this process has written since this object was made.
 
     Linux tells a process which files it has written itself, and needs no privileges for that. Where it does not (before
     Linux 5.13, in containers that forbid it, on file systems without handles), all new and changed files of the user
@@ -56,10 +52,8 @@ class WrittenFiles:
         self._written: set[str] = set()
         self._events = _watch(self.folder)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Know nothing of what is written from now on."""
         if self._events is not None:
             os.close(self._events)
             self._events = None  # its number may soon be another file's

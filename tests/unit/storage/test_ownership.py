@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.coordinator.requests import STOP, ask
+from distrain.coordinator.requests import connect
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.errors import StorageError
@@ -98,14 +98,14 @@ def test_logs_are_written_through_no_link(tmp_path: Path, victim: Path, capsys: 
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
-def test_a_request_goes_into_a_pipe_only(root: Path, victim: Path, kind: str) -> None:
+def test_a_request_goes_to_a_socket_only(root: Path, victim: Path, kind: str) -> None:
     requests = RunPaths(root).requests
     if kind == "link":
         requests.symlink_to(victim)
     else:
         requests.write_text("precious")
-    with pytest.raises(StorageError, match=r"\.requests .*: delete it|symbolic links"):
-        ask(RunPaths(root), STOP)
+    with pytest.raises(ConnectionRefusedError):
+        connect(RunPaths(root))
     assert victim.read_text() == requests.read_text() == "precious"
 
 
