@@ -54,7 +54,7 @@ class MemoryHistory:
         used = max([peak, *(uses[rank] for _, uses in looks[-2:])])  # at the last look, a part may have been freed
         limit = f"the {binary_size(kill.limit_bytes)} that the cgroup {kill.group} allows"
         if not kill.limit_bytes:
-            limit = f"the {binary_size(sum(total for _, total in memory_of_host()))} of the host"
+            limit = f"the {binary_size(memory_of_host()[1])} of the host"
         text = f"its processes used {binary_size(used)} of {limit}"
         if looks:
             (began, first), (_, last) = looks[0], looks[-1]
@@ -65,10 +65,12 @@ class MemoryHistory:
         return text
 
 
-def memory_of_host() -> list[tuple[int, int]]:
-    """Return the bytes in use and all bytes of the host; nothing on systems other than Linux."""
-    total, available = (_bytes(Path("/proc/meminfo"), name) for name in ("MemTotal", "MemAvailable"))
-    return [(total - available, total)] if total and available else []
+def memory_of_host() -> tuple[int, int]:
+    """Return the bytes in use and all bytes of the host."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return memory.total - memory.available, memory.total
 
 
 def _uses_of(processes: Mapping[int, int]) -> dict[int, int]:

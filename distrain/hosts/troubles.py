@@ -55,13 +55,12 @@ def troubles(uses: Mapping[int, int], gpus: Mapping[int, Sequence[Gpu]], before:
 def _memory_troubles(ranks: Mapping[int, int], before: list[Trouble]) -> list[Trouble]:
     """Return a trouble of the rank that uses most memory if this host, or its control group, has nearly none left.
 
-    It finds none on systems other than Linux. The trouble of ``before`` is returned as long as memory is short and the
-    rank is there.
+    The trouble of ``before`` is returned as long as memory is short and the rank is there.
     """
-    uses = [(*use, "the host's memory") for use in memory_of_host()]
+    uses = [(*memory_of_host(), "the host's memory")]
     if (limited := memory_use()) is not None:
         uses.append((*limited, f"the memory limit of {size(limited[1])}"))
-    used, limit, what = max(uses, key=lambda use: use[0] / use[1], default=(0, 1, ""))
+    used, limit, what = max(uses, key=lambda use: use[0] / use[1])
     if not ranks or 1 - used / limit > (_ENOUGH_FREE if before else _LEAST_FREE):
         return []
     if before and before[0].rank in ranks:

@@ -221,13 +221,9 @@ class Heartbeats:
         self._thread = threading.Thread(target=self._run, name="distrain-heartbeats", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Send no more heartbeats. One may be on its way."""
-        self._stopped.set()
-
     def end(self) -> None:
-        """Stop, and wait until none is on its way."""
-        self.stop()
+        """Send no more heartbeats, and wait until none is on its way."""
+        self._stopped.set()
         self._thread.join()
 
     def _run(self) -> None:
