@@ -9,13 +9,12 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distrain.hosts.cgroup import count_in
+from distrain.hosts.cgroup import OomKill, count_in
 from distrain.system.text import binary_size, duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from distrain.hosts.cgroup import OomKill
 
 _LOOKS = 10
 """Looks that are kept: of more than three minutes."""

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distrain.hosts.cgroup import memory_use
-from distrain.hosts.gpu_health import gpu_health
+from distrain.hosts.gpu_health import GpuHealth, gpu_health
 from distrain.hosts.memory import memory_of_host
 from distrain.system.text import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from distrain.hosts.gpu_health import GpuHealth
     from distrain.hosts.host import Gpu
 
 _LEAST_FREE = 0.05

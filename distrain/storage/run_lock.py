@@ -221,9 +221,13 @@ class Heartbeats:
         self._thread = threading.Thread(target=self._run, name="distrain-heartbeats", daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
-        """Send no more heartbeats, and wait until none is on its way."""
+    def stop(self) -> None:
+        """Send no more heartbeats. One may be on its way."""
         self._stopped.set()
+
+    def end(self) -> None:
+        """Stop, and wait until none is on its way."""
+        self.stop()
         self._thread.join()
 
     def _run(self) -> None:

@@ -13,14 +13,13 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.system.process import handled_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from types import FrameType
 
 Callback = Callable[[], None]

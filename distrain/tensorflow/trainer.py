@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.api.backend import config_argument
 from distrain.api.ray_names import checks_arguments
-from distrain.api.trainer_options import showing_options
+from distrain.api.trainer_options import TrainerOptions, showing_options
 from distrain.coordinator.run.trainer import DataParallelTrainer
 from distrain.tensorflow.config import TensorflowConfig
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from typing_extensions import Unpack
-
-    from distrain.api.trainer_options import TrainerOptions
 
 
 @checks_arguments
