@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE
 from distrain.storage.commit import MemoryRound
-from distrain.storage.file_transfer import store_files
+from distrain.storage.file_transfer import flush, store_files
 from distrain.storage.files import sync_directories, write_file
-from distrain.storage.flushing import flush
 from distrain.storage.paths import RunPaths
 from distrain.storage.records import committed_at, complete_manifest, manifest_text
 from distrain.system.locks import is_locked, lock_alone, locked_directory
