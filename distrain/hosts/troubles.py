@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from distrain.hosts.cgroup import memory_use
@@ -25,7 +25,7 @@ _LEAST_FREE_OF_GPU = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """A thing that is wrong for a rank.
+    """A thing that is wrong for a rank. It equals the same one at another time.
 
     kind: ``memory`` or ``GPU``. problem: which of the possible problems of that kind. text: the fact in words.
     """
@@ -33,12 +33,7 @@ class Trouble:
     rank: int
     kind: str
     problem: str
-    text: str
-
-    @property
-    def key(self) -> tuple[int, str, str]:
-        """Troubles with the same key are the same one, at different times."""
-        return self.rank, self.kind, self.problem
+    text: str = field(compare=False)
 
 
 def troubles(uses: Mapping[int, int], gpus: Mapping[int, Sequence[Gpu]], before: Sequence[Trouble]) -> list[Trouble]:
