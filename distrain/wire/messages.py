@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 31
+WIRE_VERSION = 32
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -109,9 +109,8 @@ class AskForProgram(Message):
 class Hello(Message):
     """The first message of an agent: its versions, and what its host has.
 
-    gpus: the fields of each :class:`~distrain.hosts.host.Gpu`, or None if the agent was not asked to look for them.
-    driver_problem, network, address: see :class:`~distrain.hosts.host.HostInfo`. interfaces: the address of each
-    interface that is up. executable: its interpreter. package: the directory of its distrain.
+    host: the fields of a :class:`~distrain.hosts.host.HostInfo`. interfaces: the address of each interface that is up.
+    executable: its interpreter. package: the directory of its distrain.
 
     Agent -> coordinator; may be answered by :class:`Prepare`.
     """
@@ -120,12 +119,7 @@ class Hello(Message):
     distrain: str
     python: str
     pid: int
-    cpus: int
-    memory_bytes: int
-    gpus: list[dict[str, str]] | None
-    driver_problem: str = ""
-    network: str = ""
-    address: str = ""
+    host: dict[str, Any]
     interfaces: dict[str, str] = field(default_factory=dict)
     executable: str = ""
     package: str = ""

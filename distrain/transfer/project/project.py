@@ -58,9 +58,10 @@ class Project:
         The files are not parsed: an import in a comment of several lines counts, too.
         """
         sources = [Path(file.path) for file in self.files if file.path.endswith(".py") and file.size <= _MOST_BYTES]
-        own = {name for path in sources for name in _module_names(path, self.folders)} | {"distrain"}
+        own = {name for path in sources for name in _module_names(path, self.folders)}
+        others = own | sys.stdlib_module_names | {"distrain"}
         found = dict.fromkeys(name for path in sources for name in _imports_in(path))
-        return [name for name in found if name not in own | sys.stdlib_module_names]
+        return [name for name in found if name not in others]
 
 
 def find_project(
