@@ -79,11 +79,6 @@ def _uses_of(processes: Mapping[int, int]) -> dict[int, int]:
         with contextlib.suppress(OSError):  # it has ended
             rank = ranks.get(os.getsid(pid))
             if rank is not None:
-                divided = _bytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss")  # a kernel before 4.14 lacks it
-                uses[rank] += divided or _bytes(Path(f"/proc/{pid}/status"), "VmRSS")
+                divided = count_in(Path(f"/proc/{pid}/smaps_rollup"), "Pss:")  # a kernel before 4.14 lacks it
+                uses[rank] += 1024 * (divided or count_in(Path(f"/proc/{pid}/status"), "VmRSS:"))
     return uses
-
-
-def _bytes(file: Path, name: str) -> int:
-    """Return the bytes in a line ``name: N kB`` of a file; 0 without one, or if it is of a process that has ended."""
-    return 1024 * count_in(file, f"{name}:")
