@@ -125,9 +125,10 @@ class Loop:
                 os.write(self._wake_fds[1], _NO_SIGNAL)
 
     def _on_wake(self) -> None:
-        self._is_woken = False
+        numbers = os.read(self._wake_fds[0], 4096)
+        self._is_woken = False  # not before: a byte of a post meanwhile would be read, too, and the next one write none
         try:
-            for number in os.read(self._wake_fds[0], 4096):
+            for number in numbers:
                 self._on_signal(number)
             while self._posted:
                 self._posted.popleft()()
