@@ -119,7 +119,7 @@ class Loop:
         self._wake()
 
     def _wake(self) -> None:
-        with self._lock:
+        with self._lock, contextlib.suppress(BlockingIOError):  # a pipe full of signals wakes the loop anyway
             if self._wake_fds and not self._is_woken:
                 self._is_woken = True
                 os.write(self._wake_fds[1], _NO_SIGNAL)
