@@ -287,8 +287,9 @@ def test_only_wire_packs_bytes() -> None:
     assert {name for name, module in PLAIN.items() if "struct" in module.tops} - of_the_kernel == {"wire.codec"}
 
 
-def test_only_the_network_asks_psutil() -> None:
-    assert {name for name, module in PLAIN.items() if "psutil" in module.tops} == {"hosts.network"}
+def test_psutil_is_asked_for_the_network_and_memory_of_a_host_only() -> None:
+    """It takes longer than a look at /proc to tell of processes."""
+    assert {name for name, module in PLAIN.items() if "psutil" in module.tops} == {"hosts.memory", "hosts.network"}
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,6 @@ class HealthWatch:
     def _on_found(self, attempt: int, found: list[Trouble]) -> None:
         if attempt != self._attempt:
             return
-        if {one.key for one in found} != {one.key for one in self._found}:
+        if set(found) != set(self._found):
             self._send(wire.Troubles(attempt=attempt, troubles=[asdict(one) for one in found]))
         self._found = found

@@ -154,9 +154,7 @@ class Agent:
         info = host_info(with_gpus=self.with_gpus)
         self._queries.gpus = info.gpus or ()
         return hello_of(
-            info,
-            network=machine_id("net"),
-            address=own_address(),
+            replace(info, network=machine_id("net"), address=own_address()),
             interfaces=interfaces(),
             executable=sys.executable,
             package=str(process.own_package()),

@@ -19,7 +19,7 @@ from distrain.drilling.isolation import confine, enter, inside_file
 from distrain.drilling.probe import Probe
 from distrain.storage import names
 from distrain.system.process import die_with_parent
-from distrain.transfer.host_side.cache_files import delete
+from distrain.transfer.host_side.host_cache import delete
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

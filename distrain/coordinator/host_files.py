@@ -23,7 +23,6 @@ from distrain.errors import LaunchError
 from distrain.system.log import say, warn, warn_once
 from distrain.system.text import count, is_full_disk, name_hosts, size
 from distrain.transfer.order_link import OrderLink
-from distrain.transfer.project.imports import third_party_imports
 from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
@@ -171,7 +170,7 @@ class HostFiles:
 
     def imports(self) -> list[str]:
         """Return the modules that the user's code imports from packages."""
-        return third_party_imports(self._project) if self._project is not None else []
+        return self._project.third_party_imports() if self._project is not None else []
 
     def is_busy(self, hosts: Iterable[str]) -> bool:
         """Return whether workers of these hosts have to wait for files."""

@@ -73,7 +73,7 @@ class ReportHandler:
         self._rows = RowAssembly(world_size)
         self.report_counts: dict[int, int] = {}
         """By rank: the number of reports in this attempt."""
-        self._troubles_shown: set[tuple[int, str, str]] = set()
+        self._troubles_shown: set[Trouble] = set()
         self._unacknowledged: dict[int, int] = {}
         """By rank: the report to acknowledge as soon as it is written."""
 
@@ -190,8 +190,8 @@ class ReportHandler:
         """Show and record what is wrong with the memory and the GPUs of a host, or is over. A line appears once."""
         new, over = self.status.heard_troubles(host, [Trouble(**fields) for fields in message.troubles])
         for one in new:
-            if one.key not in self._troubles_shown:
-                self._troubles_shown.add(one.key)
+            if one not in self._troubles_shown:
+                self._troubles_shown.add(one)
                 self._show_trouble(f"rank {one.rank} on {host}: {one.text}")
             self.tell(TroubleBegan(host, one))
         for one in over:

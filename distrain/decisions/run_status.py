@@ -154,8 +154,7 @@ class RunStatus:
     def heard_troubles(self, host: str, troubles: Sequence[Trouble]) -> tuple[list[Trouble], list[Trouble]]:
         """Note what is wrong on a host now. Return what is new, and what is over."""
         before, self._troubles[host] = self._troubles.get(host, []), list(troubles)
-        then, now = {one.key for one in before}, {one.key for one in troubles}
-        return [one for one in troubles if one.key not in then], [one for one in before if one.key not in now]
+        return [one for one in troubles if one not in before], [one for one in before if one not in troubles]
 
     def _take_sample(self, now: float, done: float) -> None:
         """Take a sample for the rate."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from distrain.errors import JobError
 from distrain.system.text import count, size
-from distrain.transfer.host_side.cache_files import delete
+from distrain.transfer.host_side.host_cache import delete
 from distrain.transfer.project.directories import is_below
 
 if TYPE_CHECKING:

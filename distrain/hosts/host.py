@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -92,6 +92,12 @@ class HostInfo:
     network: str = ""
     address: str = ""
     interface: str = ""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> HostInfo:
+        """Return the object with these fields, which :func:`dataclasses.asdict` has returned."""
+        gpus = fields["gpus"]
+        return cls(**{**fields, "gpus": None if gpus is None else tuple(Gpu(**gpu) for gpu in gpus)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,10 +33,7 @@ def hello_of(info: HostInfo, **fields: Any) -> wire.Hello:
         distrain=wire.DISTRAIN_VERSION,
         python=platform.python_version(),
         pid=os.getpid(),
-        cpus=info.cpus,
-        memory_bytes=info.memory_bytes,
-        gpus=None if info.gpus is None else [asdict(gpu) for gpu in info.gpus],
-        driver_problem=info.driver_problem,
+        host=asdict(info),
         **fields,
     )
 

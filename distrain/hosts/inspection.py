@@ -84,5 +84,6 @@ def disk_free_bytes(directory: str) -> int:
 
 
 def memory_free_bytes() -> int:
-    """Return the free memory in bytes; 0 if unknown."""
-    return sum(total - used for used, total in memory_of_host())
+    """Return the free memory of the host in bytes."""
+    used, total = memory_of_host()
+    return total - used

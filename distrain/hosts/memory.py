@@ -9,13 +9,12 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distrain.hosts.cgroup import count_in
+from distrain.hosts.cgroup import OomKill, count_in
 from distrain.system.text import binary_size, duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from distrain.hosts.cgroup import OomKill
 
 _LOOKS = 10
 """Looks that are kept: of more than three minutes."""
@@ -54,7 +53,7 @@ class MemoryHistory:
         used = max([peak, *(uses[rank] for _, uses in looks[-2:])])  # at the last look, a part may have been freed
         limit = f"the {binary_size(kill.limit_bytes)} that the cgroup {kill.group} allows"
         if not kill.limit_bytes:
-            limit = f"the {binary_size(sum(total for _, total in memory_of_host()))} of the host"
+            limit = f"the {binary_size(memory_of_host()[1])} of the host"
         text = f"its processes used {binary_size(used)} of {limit}"
         if looks:
             (began, first), (_, last) = looks[0], looks[-1]
@@ -65,10 +64,12 @@ class MemoryHistory:
         return text
 
 
-def memory_of_host() -> list[tuple[int, int]]:
-    """Return the bytes in use and all bytes of the host; nothing on systems other than Linux."""
-    total, available = (_bytes(Path("/proc/meminfo"), name) for name in ("MemTotal", "MemAvailable"))
-    return [(total - available, total)] if total and available else []
+def memory_of_host() -> tuple[int, int]:
+    """Return the bytes in use and all bytes of the host."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return memory.total - memory.available, memory.total
 
 
 def _uses_of(processes: Mapping[int, int]) -> dict[int, int]:
@@ -78,11 +79,6 @@ def _uses_of(processes: Mapping[int, int]) -> dict[int, int]:
         with contextlib.suppress(OSError):  # it has ended
             rank = ranks.get(os.getsid(pid))
             if rank is not None:
-                divided = _bytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss")  # a kernel before 4.14 lacks it
-                uses[rank] += divided or _bytes(Path(f"/proc/{pid}/status"), "VmRSS")
+                divided = count_in(Path(f"/proc/{pid}/smaps_rollup"), "Pss:")  # a kernel before 4.14 lacks it
+                uses[rank] += 1024 * (divided or count_in(Path(f"/proc/{pid}/status"), "VmRSS:"))
     return uses
-
-
-def _bytes(file: Path, name: str) -> int:
-    """Return the bytes in a line ``name: N kB`` of a file; 0 without one, or if it is of a process that has ended."""
-    return 1024 * count_in(file, f"{name}:")

@@ -24,7 +24,7 @@ _MOST_STRANGERS = 64
 def listen(address: str = "") -> socket.socket:
     """Return a socket that listens on a free port, by default on all addresses of this host. Raise OSError."""
     dual = not address and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
+    family = socket.AF_INET6 if dual or ":" in address else socket.AF_INET
     return socket.create_server((address, 0), family=family, backlog=_ROOM, dualstack_ipv6=dual)
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from distrain.hosts.cgroup import memory_use
-from distrain.hosts.gpu_health import gpu_health
+from distrain.hosts.gpu_health import GpuHealth, gpu_health
 from distrain.hosts.memory import memory_of_host
 from distrain.system.text import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from distrain.hosts.gpu_health import GpuHealth
     from distrain.hosts.host import Gpu
 
 _LEAST_FREE = 0.05
@@ -26,7 +25,7 @@ _LEAST_FREE_OF_GPU = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """A thing that is wrong for a rank.
+    """A thing that is wrong for a rank. It equals the same one at another time.
 
     kind: ``memory`` or ``GPU``. problem: which of the possible problems of that kind. text: the fact in words.
     """
@@ -34,12 +33,7 @@ class Trouble:
     rank: int
     kind: str
     problem: str
-    text: str
-
-    @property
-    def key(self) -> tuple[int, str, str]:
-        """Troubles with the same key are the same one, at different times."""
-        return self.rank, self.kind, self.problem
+    text: str = field(compare=False)
 
 
 def troubles(uses: Mapping[int, int], gpus: Mapping[int, Sequence[Gpu]], before: Sequence[Trouble]) -> list[Trouble]:
@@ -55,13 +49,12 @@ def troubles(uses: Mapping[int, int], gpus: Mapping[int, Sequence[Gpu]], before:
 def _memory_troubles(ranks: Mapping[int, int], before: list[Trouble]) -> list[Trouble]:
     """Return a trouble of the rank that uses most memory if this host, or its control group, has nearly none left.
 
-    It finds none on systems other than Linux. The trouble of ``before`` is returned as long as memory is short and the
-    rank is there.
+    The trouble of ``before`` is returned as long as memory is short and the rank is there.
     """
-    uses = [(*use, "the host's memory") for use in memory_of_host()]
+    uses = [(*memory_of_host(), "the host's memory")]
     if (limited := memory_use()) is not None:
         uses.append((*limited, f"the memory limit of {size(limited[1])}"))
-    used, limit, what = max(uses, key=lambda use: use[0] / use[1], default=(0, 1, ""))
+    used, limit, what = max(uses, key=lambda use: use[0] / use[1])
     if not ranks or 1 - used / limit > (_ENOUGH_FREE if before else _LEAST_FREE):
         return []
     if before and before[0].rank in ranks:

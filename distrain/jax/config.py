@@ -73,20 +73,12 @@ class JaxConfig(BackendConfig):
             jax.config.update("jax_cuda_visible_devices", ",".join(map(str, context.devices)))
         elif not jax.config.jax_platforms:  # the user's JAX_PLATFORMS
             jax.config.update("jax_platforms", "cpu")
-        if context.world_size > 1:
-            self._connect(context)
-
-    def _connect(self, context: TrainContext) -> None:
-        """Call ``jax.distributed.initialize()``.
-
-        JAX replaces Python's handler for SIGTERM, which stops train_func, by one of its own, so it is put back.
-        """
-        import jax
-
+        if context.world_size == 1:
+            return
         reserved = session_of("jax").addresses
         [address] = reserved.by_name("get_coordinator_address", "jax.distributed", timeout_s=self.start_timeout_s)
         bypass_proxies([address])
-        handler = signal.getsignal(signal.SIGTERM)
+        handler = signal.getsignal(signal.SIGTERM)  # it stops train_func, and JAX replaces it by one of its own
         jax.distributed.initialize(
             address,
             context.world_size,

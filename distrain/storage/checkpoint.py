@@ -56,7 +56,10 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | os.PathLike[str], filesystem: Any = None) -> None:
-        self._location: Path | RemotePath | None = _located(path, filesystem)  # None for one made from a dict
+        try:
+            self._location: Path | RemotePath | None = locate(path, filesystem)  # None for one made from a dict
+        except OSError as error:
+            raise CheckpointError(str(error)) from error
         self.path: str = str(self._location)
         self._data: dict[str, Any] | None = None
         self._metadata: dict[str, Any] = {}  # of one made from a dict
@@ -512,10 +515,3 @@ def _paths_to_lock(folder: Path) -> tuple[Path, Path]:
     propagate only file locks to other hosts.
     """
     return folder, folder / MANIFEST_FILE
-
-
-def _located(path: str | os.PathLike[str], filesystem: Any) -> Path | RemotePath:
-    try:
-        return locate(path, filesystem)
-    except OSError as error:
-        raise CheckpointError(str(error)) from error

@@ -1,11 +1,12 @@
-"""Files of one rank on their way into a checkpoint: copied to it, and deleted where they came from.
+"""Files of one rank on their way into a checkpoint: copied to it, flushed, and deleted where they came from.
 
-Runs in: worker, uploader; coordinator, which hashes the checkpoint that it resumes from.
+Runs in: worker, uploader, mover, stream server; coordinator, which hashes the checkpoint that it resumes from.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import time
@@ -13,14 +14,12 @@ import zlib
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from distrain.storage.flushing import begin_flush, flush, naming
 from distrain.system.background import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from mmap import mmap
     from pathlib import Path
-
 
 Files = list[tuple[str, int, int]]
 """Relative path, size in bytes and crc32 of each file."""
@@ -32,6 +31,8 @@ _WRITING_THREADS, _HASHING_THREADS = 4, 8
 TIME_OF_FILES = 5
 """CLOCK_REALTIME_COARSE, from which the kernel takes the times of files."""
 _TICK_S = 0.001
+_LIBC = ctypes.CDLL(None)
+_SYNC_FILE_RANGE_WRITE = 2
 _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 """Errors of copy_file_range where it cannot be used: between file systems, on old kernels, in sandboxes."""
 
@@ -227,6 +228,38 @@ def _product(first: int, second: int) -> int:
             product ^= second
         second = second >> 1 ^ (_CRC32_POLYNOMIAL if second & 1 else 0)
     return product
+
+
+# -- flushing --------------------------------------------------------------------------------------------------------
+
+
+def begin_flush(fd: int, start: int, count: int) -> None:
+    """Let the kernel write bytes of a file to disk in the background. Only :func:`flush` makes them durable.
+
+    count: their number, 0 for all up to the end.
+    """
+    _LIBC.sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(count), _SYNC_FILE_RANGE_WRITE)
+
+
+def flush(path: str | Path) -> None:
+    """Flush a file to disk, or a directory, so that renames in it survive a power cut. Raise OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with naming(path):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Add the path to an OSError of a read or a write, which has no file name."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # one without a number comes from a signal handler
+            error.filename = str(path)
+        raise
 
 
 # -- deleting --------------------------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from distrain.errors import CheckpointError
 from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
-from distrain.storage.file_transfer import folders_below, make_folders
-from distrain.storage.flushing import flush, naming
+from distrain.storage.file_transfer import flush, folders_below, make_folders, naming
 from distrain.storage.ownership import open_without_links
 
 if TYPE_CHECKING:

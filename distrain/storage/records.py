@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, PENDING_FILE, POSITIONS
 from distrain.storage.commit import CommittedCheckpoint, committed, file_entry, unreadable, why_disowned
-from distrain.storage.file_transfer import hash_files
+from distrain.storage.file_transfer import Files, hash_files
 from distrain.storage.lines import parse_json, read_file
 from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-
-    from distrain.storage.file_transfer import Files
 
 
 def committed_at(path: Path | RemotePath) -> CommittedCheckpoint:

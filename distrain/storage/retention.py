@@ -57,11 +57,6 @@ def look_up(metrics: Mapping[str, Any], attribute: str) -> Any:
     return flatten(metrics).get(attribute)
 
 
-def has_metric(metrics: Mapping[str, Any], attribute: str) -> bool:
-    """Return whether the metric exists. It may be NaN."""
-    return look_up(metrics, attribute) is not None
-
-
 def best_first(metrics: Sequence[Mapping[str, Any]], rule: Retention) -> list[int]:
     """Return the indices of checkpoints, the best first, given their metrics in order of commit.
 

@@ -9,11 +9,8 @@ import contextlib
 import math
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 _NAMES_OF_TYPES = {bool: "True or False", dict: "a dict", Mapping: "a dict", str: "a str", Callable: "a function"}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import _thread
 import contextlib
 import errno
-import os
 import signal
 import threading
 import time
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 _THREADS = 4
-_READ_BYTES = 4096
 _POLL_S = 0.0005
 
 
@@ -43,18 +41,11 @@ class Background:
         self._work: deque[tuple[Callable[[], Any], Callable[[Any], None] | None, Callable[[OSError], None] | None]] = (
             deque()
         )
-        self._reports: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
         self.pending = 0
         """Number of tasks that have not reported their result yet."""
-        self._wake_fds: tuple[int, ...] = ()
-        if loop is not None:
-            self._wake_fds = os.pipe()
-            for fd in self._wake_fds:
-                os.set_blocking(fd, False)
-            loop.on_readable(self._wake_fds[0], self._read_reports)
 
     def do(
         self,
@@ -88,25 +79,15 @@ class Background:
         """Call back in the loop's thread. A task in the thread may call this."""
         if self._loop is None:
             callback()
-            return
-        with self._changed:
-            if not self._closed:
-                self._reports.append(callback)
-                with contextlib.suppress(BlockingIOError):  # a full pipe wakes the loop anyway
-                    os.write(self._wake_fds[1], b".")
+        else:
+            self._loop.post(partial(self._unless_closed, callback))
 
     def close(self) -> None:
         """End the thread after its current task. Its result is not reported, and later tasks are dropped."""
         with self._changed:
-            if self._closed:
-                return
             self._closed = True
             self._work.clear()
             self._changed.notify()
-            if self._loop is not None:
-                self._loop.forget(self._wake_fds[0])
-            for fd in self._wake_fds:
-                os.close(fd)
         self.pending = 0
 
     # -- in the thread --------------------------------------------------------------------------------------------
@@ -122,14 +103,9 @@ class Background:
 
     # -- in the loop ----------------------------------------------------------------------------------------------
 
-    def _read_reports(self) -> None:
-        os.read(self._wake_fds[0], _READ_BYTES)
-        try:
-            while self._reports:
-                self._reports.popleft()()
-        finally:
-            if self._reports and not self._closed:  # after an exception the others are read in the next step
-                os.write(self._wake_fds[1], b".")
+    def _unless_closed(self, callback: Callable[[], None]) -> None:
+        if not self._closed:
+            callback()
 
     def _end(
         self,

@@ -12,18 +12,20 @@ import selectors
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.system.process import handled_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from types import FrameType
 
 Callback = Callable[[], None]
 _STUCK_AFTER = 3
 """Number of Ctrl-C without a step of the loop that raise KeyboardInterrupt."""
+_NO_SIGNAL = b"\0"
 _PAUSE_S = 0.5
 """Seconds that a timer is late if this process was paused."""
 
@@ -39,8 +41,8 @@ class Loop:
         self._watched: dict[int, dict[int, Callback]] = {}
         """For each descriptor that the selector watches, what to call for which event."""
         self._timers: dict[str, tuple[float, Callback]] = {}
-        self._signal_pipe: tuple[int, ...] = ()
-        self._previous_wakeup_fd = -1
+        self._on_signal: Callable[[int], None] = lambda number: None
+        self._previous_wakeup_fd: int | None = None
         self._running = False
         self.is_stepping = False
         """True while callbacks are called."""
@@ -49,6 +51,13 @@ class Loop:
         this step kept this process from reading, and proves nothing about the others."""
         self._awake_since = self.now
         """End of the last pause of this process: SIGSTOP, Ctrl-Z, a suspended machine, or a slow callback."""
+        self._posted: deque[Callback] = deque()
+        self._lock = threading.RLock()  # a handler of a signal may post while its thread does
+        self._is_woken = False
+        self._wake_fds: tuple[int, ...] = os.pipe()
+        for fd in self._wake_fds:
+            os.set_blocking(fd, False)
+        self.on_readable(self._wake_fds[0], self._on_wake)
 
     def on_readable(self, fd: int, callback: Callback | None) -> None:
         """Call ``callback`` whenever ``fd`` has data or is at its end; None stops that."""
@@ -65,12 +74,8 @@ class Loop:
         Python would run too late for a signal that arrives just before the loop sleeps. Ctrl-C three times, while the
         loop is stuck in a callback, raises KeyboardInterrupt.
         """
-        wanted = frozenset(numbers)
-        read_fd, write_fd = self._signal_pipe = os.pipe()
-        for fd in self._signal_pipe:
-            os.set_blocking(fd, False)
-        self._previous_wakeup_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        interrupts = 0
+        interrupts, wanted = 0, frozenset(numbers)
+        self._previous_wakeup_fd = signal.set_wakeup_fd(self._wake_fds[1], warn_on_full_buffer=False)
 
         def count_interrupts(number: int, frame: FrameType | None) -> None:
             nonlocal interrupts
@@ -78,14 +83,13 @@ class Loop:
             if interrupts >= _STUCK_AFTER:
                 raise KeyboardInterrupt
 
-        def read_signals() -> None:
+        def on_signal(number: int) -> None:
             nonlocal interrupts
             interrupts = 0
-            for number in os.read(read_fd, 4096):
-                if number in wanted:
-                    callback(number)
+            if number in wanted:
+                callback(number)
 
-        self.on_readable(read_fd, read_signals)
+        self._on_signal = on_signal
         return {number: signal.signal(number, count_interrupts) for number in wanted}
 
     @contextlib.contextmanager
@@ -108,6 +112,29 @@ class Loop:
             _replaced.pop()
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def post(self, callback: Callback) -> None:
+        """Call back in a step of the loop; never after :meth:`close`. Threads and handlers of signals may call this."""
+        self._posted.append(callback)
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):  # a pipe full of signals wakes the loop anyway
+            if self._wake_fds and not self._is_woken:
+                self._is_woken = True
+                os.write(self._wake_fds[1], _NO_SIGNAL)
+
+    def _on_wake(self) -> None:
+        numbers = os.read(self._wake_fds[0], 4096)
+        self._is_woken = False  # not before: a byte of a post meanwhile would be read, too, and the next one write none
+        try:
+            for number in numbers:
+                self._on_signal(number)
+            while self._posted:
+                self._posted.popleft()()
+        finally:
+            if self._posted:  # after an exception, the others are called in the next step
+                self._wake()
 
     def _update(self, fd: int, event: int, callback: Callback | None) -> None:
         watched = self._watched.get(fd, {})
@@ -200,11 +227,12 @@ class Loop:
         """Close the loop's own descriptors. Watched descriptors stay open, and signal handlers stay installed."""
         self._watched.clear()  # so that those who still watch one may forget it later
         self._selector.close()
-        if self._signal_pipe:
+        if self._previous_wakeup_fd is not None:
             signal.set_wakeup_fd(self._previous_wakeup_fd)
-        for fd in self._signal_pipe:
-            os.close(fd)
-        self._signal_pipe = ()
+        with self._lock:
+            for fd in self._wake_fds:
+                os.close(fd)
+            self._wake_fds = ()
 
 
 _replaced: list[dict[int, Any]] = []
@@ -233,8 +261,8 @@ class SignalRelay:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal may come while the handler of another one is in pass_on()
-        self._passed = b""
-        self._pipes: set[int] = set()
+        self._passed: list[int] = []
+        self._follow: set[Callable[[int], None]] = set()
 
     def __enter__(self) -> SignalRelay:
         SignalRelay.current = self
@@ -246,31 +274,26 @@ class SignalRelay:
     def pass_on(self, number: int) -> None:
         """Let every loop that follows call back with the signal."""
         with self._lock:
-            self._passed += bytes([number])
-            for fd in self._pipes:
-                os.write(fd, bytes([number]))
+            self._passed.append(number)
+            for follow in self._follow:
+                follow(number)
 
     @contextlib.contextmanager
     def followed_by(self, loop: Loop, callback: Callable[[int], None]) -> Iterator[None]:
         """Call back with each signal, in steps of the loop, within the block."""
-        read_fd, write_fd = os.pipe()
+
+        def follow(number: int) -> None:
+            loop.post(partial(callback, number))
+
         with self._lock:
-            os.write(write_fd, self._passed)
-            self._pipes.add(write_fd)
-
-        def read() -> None:
-            for number in os.read(read_fd, 4096):
-                callback(number)
-
-        loop.on_readable(read_fd, read)
+            for number in self._passed:
+                follow(number)
+            self._follow.add(follow)
         try:
             yield
         finally:
             with self._lock:
-                self._pipes.remove(write_fd)
-            loop.forget(read_fd)
-            os.close(read_fd)
-            os.close(write_fd)
+                self._follow.remove(follow)
 
 
 class PausableClock:

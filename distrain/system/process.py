@@ -163,7 +163,10 @@ def spawn_quiet(
     pass_fds: Iterable[int] = (),
     output: int = 2,
 ) -> Process:
-    """Start a process in a session of its own, with nothing on stdin. Its output goes to ``output``, or our stderr."""
+    """Start a process in a session of its own, with nothing on stdin. Raises OSError without such a program.
+
+    output: a descriptor for its output, or subprocess.PIPE; by default our stderr.
+    """
     nothing, fds = subprocess.DEVNULL, tuple(pass_fds)
     return _start(argv, stdin=nothing, stdout=output, stderr=output, env=environment, cwd=directory, pass_fds=fds)
 
@@ -447,17 +450,8 @@ def reap(child: Process) -> int:
         return -signal.SIGKILL
 
 
-def kill_group(leader: int, number: int) -> None:
-    """Signal every process of a process group that is led by a child of this process.
-
-    Once the child is reaped this does nothing, because another process may have its id.
-    """
-    if _is_unreaped(leader):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(leader, number)
-
-
 def _is_unreaped(child: int) -> bool:
+    """Tell if a child still has its pid. Once it is reaped, another process may have it."""
     try:
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -485,7 +479,8 @@ def kill_groups(leaders: Iterable[int]) -> set[int]:
         for victim in victims:
             _kill_entry(victim)
     for leader in leaders:  # no tracker is in the group
-        kill_group(leader, signal.SIGKILL)
+        if _is_unreaped(leader):
+            kill(-leader, signal.SIGKILL)
     return killed
 
 
@@ -496,7 +491,7 @@ def _kill_entry(entry: ProcessEntry) -> None:
 
 
 def kill(pid: int, number: int) -> None:
-    """Signal a process that still has this pid, as an unreaped child has."""
+    """Signal a process that still has this pid, as an unreaped child has; with a minus, the group that it leads."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
@@ -710,12 +705,6 @@ def run_lines(argv: Sequence[str], on_line: Callable[[str], None], *, pass_fds: 
 
 
 # -- other programs --------------------------------------------------------------------------------------------------
-
-
-def start_silent(argv: Sequence[str], *, directory: str) -> Process:
-    """Start a program without a terminal, in a session of its own. Raises OSError if there is none."""
-    nothing = subprocess.DEVNULL
-    return _start(argv, stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, cwd=directory)
 
 
 def output_of(argv: Sequence[str], directory: str, timeout_s: float = 30) -> bytes | None:

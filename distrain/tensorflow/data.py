@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from distrain.data.blocks import converted, object_types
+from distrain.data.blocks import Block, Columns, converted, object_types
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from distrain.data.blocks import Block, Columns
 
 
 def prepare_dataset_shard(tf_dataset_shard: tf.data.Dataset) -> tf.data.Dataset:

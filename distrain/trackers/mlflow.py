@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distrain.api.tracker import Tracker
+from distrain.api.tracker import Report, TrackedRun, Tracker
 from distrain.storage.retention import flatten
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from distrain.api.tracker import Report, TrackedRun
     from distrain.storage.checkpoint import Checkpoint
 
 _MOST_METRICS, _MOST_PARAMS = 1000, 100

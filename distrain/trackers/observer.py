@@ -8,14 +8,12 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
-from distrain.api.observer import AttemptBegan, Committed, Ended, Observer, Reported, RunBegan
-from distrain.api.tracker import name_of, trackers_of
+from distrain.api.observer import AttemptBegan, Committed, Ended, Fact, Observer, Reported, RunBegan
+from distrain.api.tracker import Tracker, name_of, trackers_of
 from distrain.system.log import say, warn
 
 if TYPE_CHECKING:
     from distrain.api.config import RunContext
-    from distrain.api.observer import Fact
-    from distrain.api.tracker import Tracker
     from distrain.decisions.run_status import RunStatus
     from distrain.trackers.logging import TrackerLog
 

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distrain.api.tracker import Tracker
+from distrain.api.tracker import Report, TrackedRun, Tracker
 from distrain.storage import names
 from distrain.storage.retention import flatten
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
     import os
-
-    from distrain.api.tracker import Report, TrackedRun
 
 
 @dataclass(kw_only=True)

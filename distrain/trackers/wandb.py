@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from distrain.api.tracker import Tracker
+from distrain.api.tracker import Report, TrackedRun, Tracker
 from distrain.storage import names
 from distrain.system.imports import require
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from distrain.api.tracker import Report, TrackedRun
     from distrain.storage.checkpoint import Checkpoint
 
 

@@ -27,9 +27,8 @@ from typing import TYPE_CHECKING, Any
 from distrain import wire
 from distrain.errors import CheckpointError, WireError
 from distrain.storage.checkpoint import MANIFEST_FILE, locked_for_reading
-from distrain.storage.file_transfer import folders_below, make_folders
+from distrain.storage.file_transfer import Files, flush, folders_below, make_folders
 from distrain.storage.files import list_files
-from distrain.storage.flushing import flush
 from distrain.storage.names import numbered
 from distrain.storage.paths import RunPaths
 from distrain.system.background import in_threads
@@ -42,7 +41,6 @@ from distrain.wire.shipped_file import ShippedFile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from distrain.storage.file_transfer import Files
 
 _RETRIES_S = (0.2, 2.0)
 """Seconds before each further try of an order whose connection has broken: sshd may have been busy."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.errors import DistrainError
-from distrain.storage.flushing import naming
+from distrain.storage.file_transfer import naming
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -110,9 +110,8 @@ class AskForProgram(Message):
 class Hello(Message):
     """The first message of an agent: its versions, and what its host has.
 
-    gpus: the fields of each :class:`~distrain.hosts.host.Gpu`, or None if the agent was not asked to look for them.
-    driver_problem, network, address: see :class:`~distrain.hosts.host.HostInfo`. interfaces: the address of each
-    interface that is up. executable: its interpreter. package: the directory of its distrain.
+    host: the fields of a :class:`~distrain.hosts.host.HostInfo`. interfaces: the address of each interface that is up.
+    executable: its interpreter. package: the directory of its distrain.
 
     Agent -> coordinator; may be answered by :class:`Prepare`.
     """
@@ -121,12 +120,7 @@ class Hello(Message):
     distrain: str
     python: str
     pid: int
-    cpus: int
-    memory_bytes: int
-    gpus: list[dict[str, str]] | None
-    driver_problem: str = ""
-    network: str = ""
-    address: str = ""
+    host: dict[str, Any]
     interfaces: dict[str, str] = field(default_factory=dict)
     executable: str = ""
     package: str = ""

@@ -10,17 +10,18 @@ import heapq
 import itertools
 import json
 import os
-import platform
 import signal
 import time
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.coordinator.connection.transport import Transport
+from distrain.hosts.host import HostInfo
+from distrain.hosts.host_info import hello_of
 from distrain.hosts.hostfile import HostSpec
 from distrain.system.loop import Loop
 from distrain.wire.channel import Channel
@@ -243,18 +244,10 @@ class Player:
         host = self._hosts[name] = Host(name, pidfd, channel)
         channel.attach(self._loop, partial(self._on_frames, host))
         number = int(name[4:])
-        hello = wire.Hello(
-            wire=wire.WIRE_VERSION,
-            distrain=wire.DISTRAIN_VERSION,
-            python=platform.python_version(),
-            pid=pid,
-            cpus=self._options.workers_per_host,
-            memory_bytes=1 << 40,
-            gpus=None,
-            network=name,
-            address=f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}",
-        )
-        channel.queue(wire.MAGIC + wire.encode(hello))
+        address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
+        cpus = self._options.workers_per_host
+        hello = hello_of(HostInfo(name=name, cpus=cpus, memory_bytes=1 << 40, network=name, address=address))
+        channel.queue(wire.MAGIC + wire.encode(replace(hello, pid=pid)))
 
     def _vanish(self, host: Host) -> None:
         """End the connection and what carries it, as if the host was switched off."""

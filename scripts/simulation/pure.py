@@ -11,7 +11,8 @@ from distrain.api.job import Job
 from distrain.decisions import events
 from distrain.decisions.run.machine import RunStateMachine
 from distrain.decisions.states import RunState
-from distrain.hosts.host import HostSettings
+from distrain.hosts.host import HostInfo, HostSettings
+from distrain.hosts.host_info import hello_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,14 +122,4 @@ class _World:
 
 
 def _hello(host: str) -> wire.Hello:
-    return wire.Hello(
-        wire=wire.WIRE_VERSION,
-        distrain=wire.DISTRAIN_VERSION,
-        python="3",
-        pid=1,
-        cpus=8,
-        memory_bytes=1 << 40,
-        gpus=None,
-        network=host,
-        address=host,
-    )
+    return hello_of(HostInfo(name=host, cpus=8, memory_bytes=1 << 40, network=host, address=host))

@@ -37,8 +37,7 @@ OTHER_VERSION = """\
 import sys
 from dataclasses import replace
 from distrain import wire
-hello = wire.Hello(wire={wire}, distrain="{distrain}", python="3.11", pid=1, cpus=1,
-                   memory_bytes=1, gpus=None)
+hello = wire.Hello(wire={wire}, distrain="{distrain}", python="3.11", pid=1, host={{}})
 sys.stdout.buffer.write(wire.MAGIC + wire.encode(hello))
 sys.stdout.flush()
 sys.stdin.buffer.read()

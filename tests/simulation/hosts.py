@@ -18,6 +18,8 @@ from distrain.agent.host_queries import _probed
 from distrain.agent.host_setup import HostSetup
 from distrain.agent.memory_keeper import MemoryKeeper
 from distrain.decisions.events import HostLost
+from distrain.hosts.host import HostInfo
+from distrain.hosts.host_info import hello_of
 from distrain.system.remote_path import RemotePath
 from distrain.transfer.order_link import OrderLink
 from tests.simulation.bucket import contents
@@ -135,11 +137,7 @@ class Agent:
     # -- its life -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        hello = wire.Hello(
-            wire=wire.WIRE_VERSION, distrain=wire.DISTRAIN_VERSION, python="3.11", pid=1, cpus=8, memory_bytes=0,
-            gpus=None, network="here",
-        )  # fmt: skip
-        self.up.send(hello)
+        self.up.send(hello_of(HostInfo(name="", cpus=8, memory_bytes=0, network="here")))
         self._beat()
         self.loop.run()
         self._leave()

@@ -54,14 +54,14 @@ def _row(name: str, facts: HostFacts) -> dict[str, str]:
     """Return the cells of a host, by column."""
     row = {"host": name, "reached": "no" if facts.hello is None else "yes"}
     if (hello := facts.hello) is not None:
-        names = [gpu["name"] for gpu in hello.gpus or ()]
+        names = [gpu["name"] for gpu in hello.host["gpus"] or ()]
         row |= {
             "python": hello.python,
-            "CPUs": str(hello.cpus),
+            "CPUs": str(hello.host["cpus"]),
             "GPUs": ", ".join(f"{names.count(each)} {each}" for each in dict.fromkeys(names)) or "none",
         }
     if hello is not None and (probed := facts.probed) is not None:
-        memory = hello.memory_bytes
+        memory = hello.host["memory_bytes"]
         row |= {
             **{package: _version(probed.versions[package]) for package in _PACKAGES if package in probed.versions},
             "RAM free": f"{binary_size(min(probed.memory_free_bytes, memory))} of {binary_size(memory)}",

@@ -16,7 +16,7 @@ from distrain.coordinator.connection.agent_link import (
     sweeper_argv,
 )
 from distrain.decisions.events import HostLost
-from distrain.hosts.host import Gpu, gpu_problem, interface_problem
+from distrain.hosts.host import HostInfo, gpu_problem, interface_problem
 from distrain.system import process
 from distrain.system.background import in_threads
 from distrain.system.log import warn
@@ -151,7 +151,7 @@ class Connections:
 
     def _problem_of(self, name: str, hello: wire.Hello) -> str | None:
         """Return why the ranks cannot use the GPUs and the interface that the user has named, or None."""
-        found = [Gpu(**gpu) for gpu in hello.gpus or ()]
+        found = HostInfo.of(hello.host).gpus or ()
         problem = gpu_problem(self._transports[name].host.gpus, found)
         if problem and not found and not self._request.scaling.use_gpu:
             warn(f"{name}: {problem}")  # perhaps GPUs of another vendor, which NVML does not list

@@ -68,7 +68,9 @@ class RunFacts:
     def begin(self) -> None:
         """Start to look for the commit of the working directory, and for changed files."""
         with contextlib.suppress(OSError):  # there is no git
-            self._git = process.start_silent(_DESCRIBE, directory=os.getcwd())
+            self._git = process.spawn_quiet(
+                _DESCRIBE, environment=os.environ, directory=os.getcwd(), output=subprocess.PIPE
+            )
 
     def end(self) -> None:
         """Wait a moment for git, then kill it."""

@@ -22,8 +22,8 @@ from distrain.coordinator.store.run_store import RunStore
 from distrain.decisions.checkpoints.ledger import Ledger
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, locked_for_deletion
+from distrain.storage.file_transfer import flush
 from distrain.storage.files import sync_directories, write_atomically, write_file
-from distrain.storage.flushing import flush
 from distrain.storage.names import numbered
 from distrain.storage.paths import DAMAGED
 from distrain.storage.records import committed_at, complete_manifest, damage_of, manifest_text

@@ -417,7 +417,7 @@ class Checkpoints:
         if attribute is None or self._warned_of_score:
             return
         for saved in self.ledger.all:
-            if not (self._awaits_validation(saved) or retention.has_metric(saved.metrics, attribute)):
+            if retention.look_up(saved.metrics, attribute) is None and not self._awaits_validation(saved):
                 self._warned_of_score = True
                 known = ", ".join(sorted(retention.flatten(saved.metrics))) or "no metrics at all"
                 text = (

@@ -10,9 +10,10 @@ import heapq
 import itertools
 import math
 from collections import Counter, OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from distrain.hosts.host import Gpu, HostInfo, chosen_interface
+from distrain.hosts.host import HostInfo, chosen_interface
 from distrain.system.text import name_hosts
 
 if TYPE_CHECKING:
@@ -42,19 +43,10 @@ _MOST_TRIES = 6
 
 def info_of(name: str, hello: wire.Hello, settings: HostSettings) -> HostInfo:
     """Return what is known about a host after its HELLO."""
-    interface = chosen_interface(settings.interface, hello.interfaces)
-    own_address = "" if settings.is_local else hello.address  # a local agent sees the user's own ssh connection
-    return HostInfo(
-        name=name,
-        cpus=hello.cpus,
-        memory_bytes=hello.memory_bytes,
-        gpus=None if hello.gpus is None else tuple(Gpu(**gpu) for gpu in hello.gpus),
-        driver_problem=hello.driver_problem,
-        slots=settings.slots,
-        network=hello.network,
-        address=hello.interfaces[interface] if interface else own_address,
-        interface=interface,
-    )
+    info, interface = HostInfo.of(hello.host), chosen_interface(settings.interface, hello.interfaces)
+    own_address = "" if settings.is_local else info.address  # a local agent sees the user's own ssh connection
+    address = hello.interfaces[interface] if interface else own_address
+    return replace(info, name=name, slots=settings.slots, address=address, interface=interface)
 
 
 class Readiness(enum.Enum):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from distrain.system import process
 from distrain.system.locks import locked_file
-from distrain.transfer.host_side.cache_files import delete, lock_folder
+from distrain.transfer.host_side.host_cache import delete, lock_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

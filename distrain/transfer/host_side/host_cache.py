@@ -12,8 +12,9 @@
         .trim.lock              locked by a process that deletes what is old
         CACHEDIR.TAG            says that the directory is distrain's; backup programs leave it out
 
-The processes that use a directory have locked it. So a kill needs no repair. Whatever begins with ``.new-`` is
-incomplete. Directories are deleted as a whole, by one process at a time, when nobody has used them for a month.
+The processes that use a directory have locked it: together with others (``LOCK_SH``), or alone (``LOCK_EX``). So a kill
+needs no repair. Whatever begins with ``.new-`` is incomplete. Directories are deleted as a whole, by one process at a
+time, when nobody has used them for a month.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.storage.names import numbered
-from distrain.transfer.host_side.cache_files import delete, lock_folder
+from distrain.system.locks import lock_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +46,36 @@ _POLL_S = 0.02
 _UNUSED_S = 30 * 24 * 3600.0
 """Seconds without use after which a directory is deleted."""
 _CURE = "name another directory with env.DISTRAIN_CACHE=/path in the hostfile"
+
+
+# -- directories -----------------------------------------------------------------------------------------------------
+
+
+def lock_folder(path: Path, how: int) -> int | None:
+    """Lock a directory, and note the time of its use. Return its descriptor, which keeps the lock until it is closed.
+
+    Return None if there is no such directory, or if another process has locked it or just deleted it. Raise OSError.
+    """
+    fd = lock_path(path, how | fcntl.LOCK_NB)
+    if fd is not None:
+        with contextlib.suppress(OSError):  # it may be read-only
+            os.utime(fd)
+    return fd
+
+
+def delete(path: str | Path) -> None:
+    """Delete whatever is there, as far as possible. Follow no links."""
+    if os.path.islink(path) or not os.path.isdir(path):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        return
+    for parent, _, _ in os.walk(path):
+        with contextlib.suppress(OSError):  # directories in it may be read-only
+            os.chmod(parent, 0o700)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+# -- the cache -------------------------------------------------------------------------------------------------------
 
 
 class RunFolder:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import sys
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import ModuleType
 
+_IMPORT = re.compile(r"^[ \t]*(?:import[ \t]+([\w., \t]+)|from[ \t]+(\w+)[\w.]*[ \t]+import\b)", re.MULTILINE)
+_MOST_BYTES = 1_000_000
+"""Larger files are data."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
@@ -46,6 +51,17 @@ class Project:
     files: tuple[ShippedFile, ...]
     folders: tuple[str, ...]
     notes: tuple[str, ...]
+
+    def third_party_imports(self) -> list[str]:
+        """Return the top-level modules that Python files import, except the standard library's and those files.
+
+        The files are not parsed: an import in a comment of several lines counts, too.
+        """
+        sources = [Path(file.path) for file in self.files if file.path.endswith(".py") and file.size <= _MOST_BYTES]
+        own = {name for path in sources for name in _module_names(path, self.folders)}
+        others = own | sys.stdlib_module_names | {"distrain"}
+        found = dict.fromkeys(name for path in sources for name in _imports_in(path))
+        return [name for name in found if name not in others]
 
 
 def find_project(
@@ -218,3 +234,24 @@ class _Search:
     def notes(self) -> Iterator[str]:
         """Yield lines for the user about what is left out."""
         return self._left_out.notes(self._found.keys())
+
+
+# -- what the files import -------------------------------------------------------------------------------------------
+
+
+def _module_names(path: Path, folders: Iterable[str]) -> tuple[str, ...]:
+    """Return all parts of the name that a file may have as a module: those below one of the project's directories."""
+    below = [path.relative_to(folder) for folder in folders if path.is_relative_to(folder)]
+    longest = max(below, key=lambda found: len(found.parts), default=Path(path.parent.name, path.name))
+    return longest.with_suffix("").parts
+
+
+def _imports_in(path: Path) -> Iterator[str]:
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:  # deleted since it was found
+        return
+    for plain, origin in _IMPORT.findall(text):
+        for name in [origin] if origin else plain.split(","):
+            if top := name.strip().split()[:1]:
+                yield top[0].partition(".")[0]

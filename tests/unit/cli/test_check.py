@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -12,7 +11,8 @@ from distrain import wire
 from distrain.cli.run.check import show
 from distrain.coordinator.host_check import HostFacts
 from distrain.hosts.gpu_health import GpuHealth
-from tests.unit.decisions.test_run_machine import hello
+from distrain.hosts.host import Gpu, HostInfo
+from distrain.hosts.host_info import hello_of
 
 GPUS = [GpuHealth(index=0, uuid="a", memory_bytes=8 << 30, free_bytes=6 << 30)]
 PROBED = wire.HostProbed(
@@ -20,7 +20,7 @@ PROBED = wire.HostProbed(
     disk_free_bytes=1 << 30, address="10.0.0.1", interface="eth0",
 )  # fmt: skip
 GOOD = HostFacts(
-    hello=replace(hello(), memory_bytes=64 << 30, gpus=[{"name": "T4", "uuid": "a", "pci": ""}]),
+    hello=hello_of(HostInfo(name="alpha", cpus=4, memory_bytes=64 << 30, gpus=(Gpu(name="T4", uuid="a"),))),
     probed=PROBED,
     gpus=GPUS,
     sees_storage=True,

@@ -38,7 +38,8 @@ from distrain.decisions.run.saving import CHECKPOINT_GRACE_S
 from distrain.decisions.run.stopping import LEASE_MARGIN_S, STOP_TIMEOUT_S, TERM_GRACE_S
 from distrain.decisions.states import RunState
 from distrain.errors import InvalidTransition
-from distrain.hosts.host import HostSettings
+from distrain.hosts.host import HostInfo, HostSettings
+from distrain.hosts.host_info import hello_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -64,9 +65,7 @@ def order(slots: int, **options: Any) -> HostSettings:
 
 
 def hello(network: str = "here", address: str = "") -> wire.Hello:
-    return wire.Hello(
-        wire=1, distrain="0", python="3.11", pid=1, cpus=4, memory_bytes=0, gpus=None, network=network, address=address
-    )
+    return hello_of(HostInfo(name="", cpus=4, memory_bytes=0, network=network, address=address))
 
 
 class Play:

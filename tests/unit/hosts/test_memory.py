@@ -36,6 +36,6 @@ def test_what_is_unknown_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MemoryHistory().in_words(3, 3 * GIB, KILL) == (
         "its processes used 3.0 GiB of the 8.0 GiB that the cgroup /x allows"
     )
-    monkeypatch.setattr(memory, "memory_of_host", lambda: [(60 * GIB, 64 * GIB)])
+    monkeypatch.setattr(memory, "memory_of_host", lambda: (60 * GIB, 64 * GIB))
     shrunk = history(*[{3: now * GIB} for now in (3, 2, 2)])
     assert shrunk.in_words(3, GIB, OomKill(0, "")) == "its processes used 2.0 GiB of the 64.0 GiB of the host"

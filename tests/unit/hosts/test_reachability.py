@@ -59,7 +59,7 @@ def test_each_peer_fails_or_not_by_itself(host: Host, monkeypatch: pytest.Monkey
 
 
 def test_another_program_is_told_apart(host: Host) -> None:
-    port = host.port.open("127.0.0.1", "of another round")
+    port = host.port.open("127.0.0.1", NONCE[::-1])
     assert host.failed(other=("127.0.0.1", port)) == {"other": "another program answers there"}
 
 

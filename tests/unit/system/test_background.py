@@ -47,7 +47,7 @@ def test_a_report_that_raises_keeps_no_other_one_back(loop: Loop, background: Ba
 
     background.do(lambda: 1, fail)
     background.do(lambda: 2, done.append)
-    while background._reports or not done:
+    while loop._posted or not done:
         try:
             loop.step()
         except RuntimeError:

@@ -48,6 +48,30 @@ def test_data_comes_before_a_timer_that_is_due(loop: Loop, pipe: tuple[int, int]
     assert calls == ["heard"]
 
 
+def test_no_post_is_missed_that_comes_while_the_loop_wakes(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may post just before, or just after, the loop reads what has woken it."""
+    heard: list[int] = []
+    read = os.read
+
+    def read_between_posts(fd: int, size: int) -> bytes:
+        loop.post(lambda: heard.append(2))
+        data = read(fd, size)
+        loop.post(lambda: heard.append(3))
+        return data
+
+    loop.call_at("missed", time.monotonic() + 10, lambda: pytest.fail("a post did not wake the loop"))
+    loop.post(lambda: heard.append(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "read", read_between_posts)
+        loop.step()
+    while len(heard) < 3:
+        loop.step()
+    loop.post(lambda: heard.append(4))
+    while len(heard) < 4:
+        loop.step()
+    assert heard == [1, 2, 3, 4]
+
+
 def test_signals_of_a_forked_child_are_its_own(loop: Loop) -> None:
     heard: list[int] = []
     began, begins = os.pipe()

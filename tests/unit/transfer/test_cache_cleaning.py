@@ -6,7 +6,7 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
-from distrain.transfer.host_side.cache_files import lock_folder
+from distrain.transfer.host_side.host_cache import lock_folder
 from tests.unit.transfer.conftest import DAY, age, deliver, put
 
 if TYPE_CHECKING:
