@@ -19,10 +19,9 @@ from distrain.decisions import events
 from distrain.decisions.blame import culprit_first, finished_early
 from distrain.decisions.checkpoints.actions import NewStart
 from distrain.decisions.hearing import on, table_of
-from distrain.decisions.placement import make_plan
+from distrain.decisions.placement import Launch, make_plan
 from distrain.decisions.ranks import Rank, Ranks
 from distrain.decisions.run.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
-from distrain.decisions.run.launching import Launch
 from distrain.decisions.run.retries import RetryPolicy, start_without_checkpoint
 from distrain.decisions.run.rollbacks import Rollbacks
 from distrain.decisions.run.saving import Saving
