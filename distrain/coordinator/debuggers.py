@@ -31,17 +31,6 @@ if TYPE_CHECKING:
     from distrain.system.loop import Loop
 
 
-@dataclass(slots=True)
-class _Debugger:
-    """The debugger of one rank.
-
-    user: the connection to the person. waits: what it has said last, if it waits for an answer.
-    """
-
-    user: Channel | None = None
-    waits: wire.DebuggerSays | None = None
-
-
 @dataclass(eq=False)
 class Debuggers:
     """Connect people with the debuggers of ranks.
@@ -57,16 +46,19 @@ class Debuggers:
     send: Callable[[int, bytes, bool], None]
 
     def __post_init__(self) -> None:
-        self._debuggers: dict[int, _Debugger] = {}
+        self._people: dict[int, Channel] = {}
+        """By rank: the connection to the person who debugs it."""
+        self._waiting: dict[int, wire.DebuggerSays] = {}
+        """By rank whose debugger waits for an answer: what it has said last."""
 
     @property
     def is_waiting(self) -> bool:
         """True while a rank is stopped and waits for a person."""
-        return any(debugger.waits is not None for debugger in self._debuggers.values())
+        return bool(self._waiting)
 
     def close(self, why: str = "the run has ended") -> None:
         """Disconnect all people, and say why."""
-        for rank in list(self._debuggers):
+        for rank in {*self._people, *self._waiting}:
             self._end(rank, why)
 
     # -- ranks ----------------------------------------------------------------------------------------------------
@@ -79,13 +71,14 @@ class Debuggers:
     @hears(wire.Exited)
     def on_exited(self, _: str, message: wire.Exited) -> None:
         """Disconnect the person who debugs a rank that has ended."""
-        self._end(message.rank)
+        self._end(message.rank, f"rank {message.rank} has ended")
 
     @hears(HostLost)
     def on_lost(self, _: str, lost: HostLost) -> None:
         """Disconnect the people who debug ranks of a host that was lost."""
-        for rank in [rank for rank in self._debuggers if self.status.ranks[rank].host == lost.host]:
-            self._end(rank)
+        for rank in {*self._people, *self._waiting}:
+            if self.status.ranks[rank].host == lost.host:
+                self._end(rank, f"rank {rank} has ended")
 
     @hears(wire.DebuggerSays)
     def handle(self, _: str, message: wire.DebuggerSays) -> None:
@@ -93,33 +86,30 @@ class Debuggers:
 
         Any other rank continues if nobody is there.
         """
-        rank = message.rank
-        debugger = self._debuggers.setdefault(rank, _Debugger())
-        debugger.waits = message if message.stopped else None
-        if debugger.user is not None:
-            debugger.user.queue(message)
+        rank, user = message.rank, self._people.get(message.rank)
+        self._waiting.pop(rank, None)
+        if user is not None:
+            user.queue(message)
             if message.closed is not None:
-                debugger.user.close()
-        if message.closed is not None:
-            del self._debuggers[rank]
-        if debugger.waits is None:
+                self._people.pop(rank).close()
+        if not message.stopped:
             return
-        is_wanted = debugger.user is not None or rank == self.debug_rank
+        self._waiting[rank] = message
+        is_wanted = user is not None or rank == self.debug_rank
         if not is_wanted or self.status.phase == RunState.STOPPING.value:
             self._tell(rank)  # it may have been asked to stop here while it was in native code
-        elif debugger.user is None:
+        elif user is None:
             command = f"distrain debug {shlex.quote(str(self.store.location))} -r {rank}"
             say(f"rank {rank} {message.stopped}, and waits for you; open pdb in another terminal with: {command}")
 
-    def _end(self, rank: int, why: str = "") -> None:
-        """Disconnect the person who debugs a rank, which has ended."""
-        if rank in self._debuggers:
-            self.handle("", wire.DebuggerSays(attempt=0, rank=rank, closed=why or f"rank {rank} has ended"))
+    def _end(self, rank: int, why: str) -> None:
+        """Disconnect the person who debugs a rank, if there is one."""
+        self.handle("", wire.DebuggerSays(attempt=0, rank=rank, closed=why))
 
     def _tell(self, rank: int, body: bytes = b"", *, opens: bool = False) -> None:
         """Tell a rank what a person has sent; nothing if they are gone."""
         if not opens:
-            self._debuggers[rank].waits = None
+            self._waiting.pop(rank, None)
         self.send(rank, body, opens)
 
     # -- people ---------------------------------------------------------------------------------------------------
@@ -130,8 +120,7 @@ class Debuggers:
         argument: the rank, and the path of the socket.
         """
         rank, path = rank_in(argument, self.status)
-        debugger = self._debuggers.get(rank)
-        if debugger is not None and debugger.user is not None:
+        if rank in self._people:
             raise NoSuchRun(f"another `distrain debug` has rank {rank}")
         if self.status.ranks[rank].begun is None:
             raise NoSuchRun(f"rank {rank} has not entered train_func yet; try again when it has")
@@ -141,18 +130,16 @@ class Debuggers:
             fd = connection.detach()
         user = Channel(fd, fd)
         user.attach(self.loop, partial(self._on_frames, rank, user))
-        debugger = self._debuggers.setdefault(rank, _Debugger())
-        debugger.user = user
-        if debugger.waits is not None:
-            user.queue(debugger.waits)
+        self._people[rank] = user
+        if rank in self._waiting:
+            user.queue(self._waiting[rank])
         else:
             self._tell(rank, opens=True)
         reply("")
 
     def _on_frames(self, rank: int, user: Channel, frames: list[wire.Frame]) -> None:
         """Pass on what a person sends. At the end of the connection, the debugger hears that they are gone."""
-        debugger = self._debuggers.get(rank)
-        if debugger is None or debugger.user is not user:
+        if self._people.get(rank) is not user:
             user.close()
             return
         messages: list[wire.Message] = []
@@ -163,5 +150,5 @@ class Debuggers:
                 self._tell(rank, message.body, opens=message.opens)
         if not messages:
             user.close()
-            debugger.user = None
+            del self._people[rank]
             self._tell(rank)

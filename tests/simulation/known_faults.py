@@ -347,8 +347,8 @@ KNOWN = [
     Known(
         "a rank whose debugger nobody uses any longer waits for a person",
         "coordinator/debuggers.py",
-        "            debugger.user = None\n            self._tell(rank)\n",
-        "            debugger.user = None\n",
+        "            del self._people[rank]\n            self._tell(rank)\n",
+        "            del self._people[rank]\n",
     ),
     Known(
         "no hang is shown once a host is lost whose ranks had finished",
