@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.coordinator.connection.worker_settings import RENDEZVOUS_VARIABLES
 from distrain.coordinator.ranks.rank_channel import SocketChannel
+from distrain.coordinator.ranks.this_process import only_one
 from distrain.hosts.host_info import hello_of, host_info
 from distrain.hosts.network import reserve_port
 from distrain.system import process
@@ -88,7 +89,7 @@ class AdoptedRanks:
         return {} if self.own.error is None else {0: self.own.error}
 
     def drive(self, run: Callable[[], None]) -> None:
-        """Run in a thread, and be rank 0 in this one."""
+        """Run in a thread, and be rank 0 in this one. Raise LaunchError if another thread trains in this process."""
         errors: list[BaseException] = []
 
         def drive() -> None:
@@ -100,7 +101,7 @@ class AdoptedRanks:
                 self._channels.pop(0).close()
 
         thread = threading.Thread(target=drive, name="distrain-run", daemon=True)
-        with self.own.signals:
+        with only_one(), self.own.signals:
             thread.start()
             try:
                 self.own.serve()
