@@ -21,7 +21,6 @@ from distrain.api.observer import Stopping
 from distrain.coordinator.connection.agent_link import FILES_PER_HOST
 from distrain.coordinator.ranks.stop_signals import note_stop, stop_signals
 from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, Requests
-from distrain.coordinator.validations import WAITING
 from distrain.decisions import events
 from distrain.decisions.checkpoints.actions import RunBegins, RunEnds, StoreLast
 from distrain.decisions.hearing import hears
@@ -96,11 +95,6 @@ class Coordinator:
 
     def _step(self) -> None:
         """Wait until something happens, and handle it."""
-        self._arm_timers()
-        self.engine.loop.step()
-
-    def _arm_timers(self) -> None:
-        """Set one timer for each part that has a deadline."""
         engine = self.engine
         self._note_waits()
         for name, (deadline, tick) in engine.timers.items():
@@ -108,6 +102,7 @@ class Coordinator:
                 engine.loop.cancel(name)
             else:
                 engine.loop.call_at(name, moment, tick)
+        engine.loop.step()
 
     def _note_waits(self) -> None:
         """Note that ranks wait for files, or for a person. Other ranks wait for the latter, so their time stops."""
@@ -269,7 +264,7 @@ class Coordinator:
         """
         validations = self.engine.validations
         if validations.busy and self.engine.machine.state is RunState.FINISHED:
-            say(WAITING)
+            say("waiting for the validation of the last checkpoints")
             while validations.busy:
                 self._step()
         validations.abort()

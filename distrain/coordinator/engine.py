@@ -30,7 +30,7 @@ from distrain.decisions.blame import culprit_first
 from distrain.decisions.checkpoints import actions
 from distrain.decisions.checkpoints.life import Checkpoints
 from distrain.decisions.checkpoints.site import Site
-from distrain.decisions.health.hangs import Hangs, Reply
+from distrain.decisions.health.hangs import Hangs
 from distrain.decisions.hearing import Parts, does, handlers_of, hears
 from distrain.decisions.run.machine import MESSAGES, RunStateMachine
 from distrain.decisions.states import RunState
@@ -64,7 +64,7 @@ def _ignore(folder: str, failed: str | None) -> None:
 class Engine:
     """The parts of one run.
 
-    status: the live state of the run, which is kept up to date here. start_without_own: called in a thread if all own
+    status: the live state of the run, which hears each fact first. start_without_own: called in a thread if all own
     checkpoints are damaged; returns where to start then.
     """
 
@@ -124,13 +124,13 @@ class Engine:
             store,
             self.checkpoints,
             self.status,
-            tell=self.announce,
+            tell=self.observers.tell,
             send=self.send_to_rank,
             pass_on=self.desk.handle,
             clock=self.clock,
         )
         self.validations = Validations(self.loop, request, store, self.parts.tell)
-        self.outputs = RankLogs(store.paths.log, self.files, self.announce, keeps=request.keeps_logs)
+        self.outputs = RankLogs(store.paths.log, self.files, self.observers.tell, keeps=request.keeps_logs)
         self.launch_checks = LaunchChecks(request, self.host_files, self._report)
         self.evidence = Evidence(store)
         self.hangs = Hangs(
@@ -147,11 +147,10 @@ class Engine:
             send=self._send_to_debugger,
         )
         self.timers: dict[str, tuple[Callable[[], float | None], Callable[[], None]]] = {
-            "machine": (self._machine_deadline, self._tick_machine),
+            "machine": (self._machine_deadline, partial(self.happened, "", events.Tick())),
             "reports": (self.reports.deadline, self.reports.tick),
             "checkpoints": (self.desk.deadline, self.desk.tick),
             "observers": (self.observers.deadline, self.observers.tick),
-            "validations": (self.validations.deadline, self.validations.tick),
             "hangs": (self.hangs.deadline, partial(self.watch, self.hangs.tick)),
         }
         """By name: what returns when something is due (time.monotonic), or None, and what does it."""
@@ -192,8 +191,9 @@ class Engine:
     def _note_end(self, rank: int, *, ok: bool, rolls_back: bool = False, reason: str = "") -> None:
         """Tell observers and the machine how a rank ends. The message that says so follows."""
         is_stopping = self.machine.state is RunState.STOPPING or rolls_back
-        self.announce(RankEnded(rank, "ended" if ok else "stopped" if is_stopping else "failed"))
-        self.happened("", events.RankEnds(rank, self.reports.report_counts.get(rank, 0), reason))
+        self.observers.tell(RankEnded(rank, "ended" if ok else "stopped" if is_stopping else "failed"))
+        reports = self.checkpoints.assembly.attendance[rank].reports
+        self.happened("", events.RankEnds(rank, reports, reason))
 
     @hears(wire.OrderDone)
     def _on_storage_opened(self, host: str, message: wire.OrderDone) -> None:
@@ -225,9 +225,7 @@ class Engine:
             warn(f"{finding.host}: {finding.text}")
 
     @does(HangBegan, HangEnded)
-    def announce(self, fact: Fact) -> None:
-        """Tell a fact to all who want to hear it."""
-        self.status.hear(fact)
+    def _announce(self, fact: Fact) -> None:
         self.observers.tell(fact)
 
     # -- what is decided ------------------------------------------------------------------------------------------
@@ -240,9 +238,6 @@ class Engine:
 
     def _machine_deadline(self) -> float | None:
         return None if self.is_over else self.machine.deadline()
-
-    def _tick_machine(self) -> None:
-        self.happened("", events.Tick())
 
     def do(self, chosen: Sequence[object]) -> None:
         """Carry out actions."""
@@ -270,13 +265,9 @@ class Engine:
     def _show(self, line: events.ShowLine) -> None:
         (say if line.is_news else warn_once if line.once else warn)(line.text)
 
-    @does(Reply)
-    def _reply(self, answer: Reply) -> None:
-        answer.reply(answer.text)
-
     @does(Committed)
     def _announce_commit(self, fact: Committed) -> None:
-        self.announce(replace(fact, now=time.monotonic()))
+        self.observers.tell(replace(fact, now=time.monotonic()))
 
     @does(actions.StorageFails)
     def _on_storage_fails(self, action: actions.StorageFails) -> None:
@@ -321,7 +312,7 @@ class Engine:
         self.attempt = attempt
         if self.request.keeps_logs:
             self.store.make_parent(self.store.paths.log(attempt, 0))
-        self.announce(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
+        self.observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
 
     @does(events.AttemptEnded)
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
@@ -331,7 +322,7 @@ class Engine:
     def _announce_end(self, _: str, ended: events.AttemptEnded) -> None:
         failures = culprit_first(ended.failures) if ended.failures and self.machine.stopping.reason is None else []
         own = dict(self.ranks.errors)
-        self.announce(
+        self.observers.tell(
             AttemptEnded(
                 ended.attempt,
                 failures,

@@ -71,8 +71,6 @@ class ReportHandler:
         self._attempt = attempt
         self._barriers = BarrierTracker(world_size)
         self._rows = RowAssembly(world_size)
-        self.report_counts: dict[int, int] = {}
-        """By rank: the number of reports in this attempt."""
         self._troubles_shown: set[tuple[int, str, str]] = set()
         self._unacknowledged: dict[int, int] = {}
         """By rank: the report to acknowledge as soon as it is written."""
@@ -109,9 +107,9 @@ class ReportHandler:
     def on_reported(self, _: str, message: wire.Reported) -> None:
         """Have the metrics of a report written, and tell observers."""
         rank, index = message.rank, message.index
-        if index // _ACKNOWLEDGE_AFTER > self.report_counts.get(rank, 0) // _ACKNOWLEDGE_AFTER:
+        made = self.checkpoints.assembly.attendance[rank].reports
+        if index // _ACKNOWLEDGE_AFTER > made // _ACKNOWLEDGE_AFTER:
             self._unacknowledged[rank] = index
-        self.report_counts[rank] = index
         metrics: dict[str, Any] | None = None
         if message.failed is None:
             metrics = json.loads(message.body)

@@ -114,18 +114,15 @@ def ask(paths: RunPaths, word: str, argument: str = "") -> str:
         os.write(pipe, f"{word} {token} {argument}\n".encode())
     finally:
         os.close(pipe)
-    answer, text = paths.answer(token), None
-    deadline = time.monotonic() + REQUEST_TIMEOUT_S
-    while text is None:
-        with contextlib.suppress(FileNotFoundError):
-            text = read_file(answer, paths.root).decode(errors="replace")
-            break
+    answer, deadline = paths.answer(token), time.monotonic() + REQUEST_TIMEOUT_S
+    while not answer.exists():
         if time.monotonic() > deadline:
             raise StorageError(
                 f"the run in {paths.root} did not answer within {REQUEST_TIMEOUT_S:g} s; if an older distrain "
                 f"started it, that version may not support `distrain {word}`"
             )
         time.sleep(0.02)
+    text = read_file(answer, paths.root).decode(errors="replace")
     answer.unlink()
     if text.startswith(_REFUSED):
         raise NoSuchRun(text.removeprefix(_REFUSED))
