@@ -375,11 +375,9 @@ class JoinedRanks(AdoptedRanks):
 
 def _pickled_end(result: Result | None, error: BaseException | None) -> bytes:
     """Pickle the end of the run. The return value is a pickle within it: no rank fails for want of that."""
-    value = b"" if result is None else _pickled(result.return_value)
-    if result is not None:
-        result = replace(result, return_value=None)
+    value = _pickled(result.return_value) if result else b""
     unknown = ControllerError(str(error) or "what rank 0 returns cannot be pickled")
-    return _pickled((result, error, value)) or pickle.dumps((None, unknown, b""))
+    return _pickled((result and replace(result, return_value=None), error, value)) or pickle.dumps((None, unknown, b""))
 
 
 def _pickled(value: object) -> bytes:
