@@ -94,17 +94,17 @@ class Connections:
         agent = resting_agents.take(self._inherited)
         if agent is None:
             return False
-        self._links[name] = agent.link
+        self._links[name] = agent
         self._greeted.add(name)  # in its earlier run
 
         def give_up() -> None:
-            if not agent.link.greeted and self._links[name] is agent.link:
+            if not agent.greeted and self._links[name] is agent:
                 self._start(name)
 
         def ended(link: AgentLink, why: str) -> None:
             self._on_end(link, why) if link.greeted else give_up()
 
-        agent.link.wake(self._loop, on_message=self._receive, on_end=ended)
+        agent.wake(self._loop, on_message=self._receive, on_end=ended)
         self._loop.call_in("wake", _WAKE_TIMEOUT_S, give_up)
         return True
 

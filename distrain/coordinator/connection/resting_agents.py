@@ -86,7 +86,7 @@ def keep(link: AgentLink, inherited: InheritedState) -> bool:
     return True
 
 
-def take(inherited: InheritedState) -> RestingAgent | None:
+def take(inherited: InheritedState) -> AgentLink | None:
     """Return an agent that has inherited the same; None if there is none. Close those that are no longer of use."""
     with _lock:
         usable = [agent for agent in _resting if agent.link.is_alive and time.monotonic() < agent.expires_at]
@@ -94,7 +94,7 @@ def take(inherited: InheritedState) -> RestingAgent | None:
         useless = [agent for agent in _resting if agent not in fitting]
         _resting[:] = fitting[:-1]
     close_all([agent.link for agent in useless])
-    return fitting[-1] if fitting else None
+    return fitting[-1].link if fitting else None
 
 
 def close() -> None:
