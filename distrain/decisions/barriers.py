@@ -91,15 +91,10 @@ class BarrierTracker:
 
     def _refuse_calls(self) -> list[wire.Answer]:
         """End the calls that can never be complete."""
-        latest = max(call.index for call in self._waiting.values())
-        index = min(call.index for call in self._waiting.values())
-        return self._refuse(index, self._abandoned(index, latest) if index < latest else self._impossible(index))
-
-    def _abandoned(self, index: int, latest: int) -> str:
-        """Return why call ``index`` can never be complete: an exception took other ranks out of it."""
-        ahead = [rank for rank, call in self._waiting.items() if call.index == latest]
-        behind = [rank for rank, call in self._waiting.items() if call.index == index]
-        return _gave_up(ahead, self._waiting[behind[0]])
+        call = min(self._waiting.values(), key=lambda call: call.index)
+        # An exception took those that are ahead out of it.
+        ahead = [rank for rank, other in self._waiting.items() if other.index > call.index]
+        return self._refuse(call.index, _gave_up(ahead, call) if ahead else self._impossible(call.index))
 
     def _impossible(self, index: int) -> str:
         """Return why the waiting ranks cannot meet any more."""

@@ -127,14 +127,10 @@ class Hangs:
         wire.AskCheckpointList,
         wire.FetchCheckpoint,
         wire.Output,
+        Brought,
     )
-    def on_sign_of_life(self, _: str, message: wire.Message) -> None:
-        """Note that a rank does something."""
-        self.progress()
-
-    @does(Brought)
-    def on_brought(self, _: Brought) -> None:
-        """Note that a rank goes on, which may have waited for files longer than a rank may stand still."""
+    def on_sign_of_life(self, _: str, message: wire.Message | Brought) -> None:
+        """Note that a rank does something. One that gets files may have waited longer than a rank may stand still."""
         self.progress()
 
     @hears(wire.Running)

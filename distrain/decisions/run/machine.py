@@ -625,10 +625,7 @@ class RunStateMachine:
         self.stopping.note_last_stacks(host)
 
     @on(wire.HostIdle)
-    def _on_host_idle(self, host: str, message: wire.HostIdle) -> None:
-        self._note_idle(host)
-
-    def _note_idle(self, host: str) -> None:
+    def _note_idle(self, host: str, _: wire.HostIdle | None = None) -> None:
         """Note that no process of the attempt is left on a host."""
         if self.attempt_is_active:  # else the host has sent this twice: as its workers ended, and as answer to Stop
             self._busy_hosts.pop(host, None)
