@@ -106,7 +106,6 @@ class Engine:
             self.checkpoint_config,
             store.location,
             store.is_remote,
-            find_plan=lambda: self.machine.plan,
             checkpoint=request.checkpoint,
             racks={host: settings.rack for host, settings in request.hosts.items()},
             validates=request.validator is not None,
@@ -120,15 +119,7 @@ class Engine:
         )
         self.checkpoints = Checkpoints(store.ledger, site)
         self.desk = CheckpointDesk(self.checkpoints, self.clock, self.flush, self.parts.tell)
-        self.reports = ReportHandler(
-            store,
-            self.checkpoints,
-            self.status,
-            tell=self.observers.tell,
-            send=self.send_to_rank,
-            pass_on=self.desk.handle,
-            clock=self.clock,
-        )
+        self.reports = ReportHandler(store, self.desk, self.status, self.observers.tell, self.send_to_rank)
         self.validations = Validations(self.loop, request, store, self.parts.tell)
         self.outputs = RankLogs(store.paths.log, self.files, self.observers.tell, keeps=request.keeps_logs)
         self.launch_checks = LaunchChecks(request, self.host_files, self._report)
