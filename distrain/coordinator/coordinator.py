@@ -81,7 +81,7 @@ class Coordinator:
     def _run(self) -> None:
         engine, request = self.engine, self.engine.request
         try:
-            engine.ranks.open()
+            engine.ranks.open(engine.loop, engine.hear, engine.lose)
             self._requests.open()
             engine.store.start(engine.loop, engine.files, request.run_id, request.python_flags)
             engine.do(engine.machine.start(time.monotonic()))

@@ -91,7 +91,6 @@ class Engine:
         """The time for which ranks wait for each other."""
         self.parts = Parts()
         store.on_failure = self._storage_failed
-        self.ranks.begin(self.loop, on_message=self.hear, on_lost=self._on_lost)
         self.host_files = HostFiles(
             self.loop,
             self.files,
@@ -163,7 +162,8 @@ class Engine:
         if not isinstance(message, wire.OfAttempt) or message.attempt == self.attempt:
             self.parts.tell(host, message)
 
-    def _on_lost(self, lost: events.HostLost) -> None:
+    def lose(self, lost: events.HostLost) -> None:
+        """Note that a host is lost."""
         ranks = [rank.rank for rank in self.machine.plan.on(lost.host)] if self.machine.plan else []
         self.parts.tell(lost.host, lost)
         self.happened("", replace(lost, owes=self.checkpoints.assembly.awaits(ranks)))

@@ -66,12 +66,10 @@ class Connections:
     def drive(self, run: Callable[[], None]) -> None:
         run()
 
-    def begin(
+    def open(
         self, loop: Loop, on_message: Callable[[str, wire.Message], None], on_lost: Callable[[HostLost], None]
     ) -> None:
         self._loop, self._on_message, self._on_lost = loop, on_message, on_lost
-
-    def open(self) -> None:
         if self._stale_id:
             self._sweep(dict.fromkeys(self._transports, self._stale_id))
         self._ping()

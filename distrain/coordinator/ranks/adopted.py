@@ -114,15 +114,12 @@ class AdoptedRanks:
         if errors:
             raise errors[0]
 
-    def begin(
+    def open(
         self, loop: Loop, on_message: Callable[[str, wire.Message], None], on_lost: Callable[[HostLost], None]
     ) -> None:
         self._loop, self._on_message = loop, on_message
         for rank, channel in self._channels.items():
             channel.attach(loop, partial(self._on_frames, rank))
-
-    def open(self) -> None:
-        """Nothing of an earlier run is left that this module could end."""
 
     def connect(self, name: str) -> None:
         self._say(name, hello_of(host_info(with_gpus=self.with_gpus)))
