@@ -194,12 +194,11 @@ class _Mailbox:
                 self._changed.wait_for(lambda: self._tasks or self._is_closed, idle_at - time.monotonic())
                 if self._is_closed:
                     return
-                is_idle = time.monotonic() >= idle_at
-                self._is_working = not is_idle and bool(self._tasks)
+                self._is_working = bool(self._tasks) and time.monotonic() < idle_at
                 task = self._tasks.popleft() if self._is_working else None
             if task is not None:
                 self._do(task)
-            elif is_idle:
+            else:
                 self._idle()
                 idle_at = time.monotonic() + self._idle_s
 

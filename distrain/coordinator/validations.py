@@ -20,7 +20,6 @@ from distrain.transfer.order_link import OrderLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from distrain import wire
     from distrain.coordinator.store.run_store import RunStore
@@ -35,7 +34,6 @@ class _Task:
 
     saved: CommittedCheckpoint
     link: OrderLink
-    log: Path
 
 
 class Validations:
@@ -106,7 +104,7 @@ class Validations:
         )
         limit_s = saved.validation["timeout_s"]
         limit_s = validator.timeout_s if limit_s is None else limit_s
-        task = self._task = _Task(saved, link, log)
+        task = self._task = _Task(saved, link)
         if limit_s is not None:
             why = "it took longer than its timeout_s"
             self._loop.call_in("validation", limit_s, partial(self._end, task, Status.VALIDATION_TIMEOUT, {}, why))
@@ -122,7 +120,7 @@ class Validations:
 
     def _end(self, task: _Task, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
         self._close(task)
-        output = self._store.display_path(task.log)
+        output = self._store.display_path(self._store.paths.validation_log(task.saved.path.name))
         self._record(task.saved, status, metrics, why and f"{why} (its output: {output})")
         self._next()
 

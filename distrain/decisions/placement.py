@@ -196,9 +196,7 @@ class Launch:
         host = plan.hosts[0]
         return SendMessage(host, wire.ReservePort(attempt=attempt, peer=plan.peer_of(host)))
 
-    def start(
-        self, plan: WorldPlan, attempt: int, checkpoint: str | None, skip_to: Mapping[str, Any]
-    ) -> list[SendMessage]:
+    def start(self, plan: WorldPlan, checkpoint: str | None, skip_to: Mapping[str, Any]) -> list[SendMessage]:
         """Start the ranks of all hosts. Raise LaunchError if hosts cannot reach each other."""
         assert self.meeting_point is not None
         given = self._request.hosts[plan.hosts[0]].environment.get("MASTER_ADDR")
@@ -208,7 +206,7 @@ class Launch:
         named = "" if plan.shares_network else address
         ranks = {host: [_fields_of(spec_of(rank)) for rank in plan.on(host)] for host in plan.hosts}
         return [
-            SendMessage(host, wire.Start(attempt=attempt, ranks=specs, rendezvous=named))
+            SendMessage(host, wire.Start(attempt=meeting.attempt, ranks=specs, rendezvous=named))
             for host, specs in ranks.items()
         ]
 

@@ -27,7 +27,7 @@ from distrain.decisions.run.rollbacks import Rollbacks
 from distrain.decisions.run.saving import Saving
 from distrain.decisions.run.stopping import TERM_GRACE_S, Stopping
 from distrain.decisions.run.telling import changed_plan, crowded_hosts, failed_attempt, lost_host_error, missing_hosts
-from distrain.decisions.states import RankState, RunState, Story
+from distrain.decisions.states import STORY_LENGTH, RankState, RunState, note_move
 from distrain.errors import LaunchError, ResourcesError
 from distrain.system.text import name_hosts, name_ranks
 
@@ -70,7 +70,8 @@ class RunStateMachine:
         """The run directory cannot be written."""
         self.plan: WorldPlan | None = None
         """The plan of the latest attempt."""
-        self._story = Story()
+        self._story: deque[str] = deque(maxlen=STORY_LENGTH)
+        """The latest moves of the run and its ranks."""
         self.stopping = Stopping(request)
         self.retries = RetryPolicy(request.failure_config, is_script=request.is_script)
         self.hung: events.HangDetected | None = None
@@ -305,7 +306,7 @@ class RunStateMachine:
         assert self.plan is not None
         skip_to = self._rollbacks.skip_to(self.checkpoint)
         try:
-            starts = self._launch.start(self.plan, self.attempt, self.checkpoint, skip_to)
+            starts = self._launch.start(self.plan, self.checkpoint, skip_to)
         except LaunchError as error:
             self._give_up(str(error))
             return
@@ -768,11 +769,11 @@ class RunStateMachine:
         self._move(state)
 
     def _move(self, new: RunState) -> None:
-        self._story.note(f"attempt {self.attempt}", self.state, new)
+        note_move(self._story, f"attempt {self.attempt}", self.state, new)
         self.state = new
 
     def _move_rank(self, rank: Rank, new: RankState) -> None:
-        self._story.note(f"attempt {self.attempt}, rank {rank.plan.rank}", rank.state, new)
+        note_move(self._story, f"attempt {self.attempt}, rank {rank.plan.rank}", rank.state, new)
         self._ranks.move(rank, new)
 
 
