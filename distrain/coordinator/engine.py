@@ -125,8 +125,8 @@ class Engine:
         self.evidence = Evidence(store)
         self.hangs = Hangs(
             request.failure_config,
-            hosts=self._hosts_in_training,
-            since_1970=_since_1970,
+            hosts=lambda: self.machine.living_hosts if self._is_training() else [],
+            since_1970=lambda moment: time.time() - (time.monotonic() - moment),
             folder=self.evidence.folder,
         )
         self.debuggers = Debuggers(
@@ -354,9 +354,6 @@ class Engine:
         """Return whether ranks are at work, or are being started."""
         return not self.is_over and self.machine.state in (RunState.STARTING, RunState.RUNNING)
 
-    def _hosts_in_training(self) -> list[str]:
-        return self.machine.living_hosts if self._is_training() else []
-
     @does(wire.Ask)
     def send_to_rank(self, message: wire.ToWorker) -> None:
         """Send a message to the host of a rank."""
@@ -374,8 +371,3 @@ class Engine:
         self.store.delete_file(file)  # that of an earlier profile
         self.send_to_rank(wire.Ask(attempt=self.attempt, rank=rank, what="profile", seconds=float(seconds)))
         reply(str(file))
-
-
-def _since_1970(moment: float) -> float:
-    """Return a moment of time.monotonic as seconds since 1970."""
-    return time.time() - (time.monotonic() - moment)

@@ -133,14 +133,10 @@ class ReportHandler:
     def settled(self, settled: Settled) -> None:
         """Note that the checkpoint of a report is there, or never will be."""
         self._tell(self._rows.settled(settled.ordinal, settled.checkpoint))
-        self._end_rows()
+        self.end_rows()
 
     @hears(AttemptEnded)
-    def on_attempt_end(self, _: str, ended: AttemptEnded) -> None:
-        """Expect no more reports."""
-        self._end_rows()
-
-    def _end_rows(self) -> None:
+    def end_rows(self, *_: object) -> None:
         """Complete the rows of an attempt that is over, once its checkpoints are committed."""
         if self.desk.checkpoints.is_over and not self.desk.checkpoints.is_committing:
             self._tell(self._rows.end())

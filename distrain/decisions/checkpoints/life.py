@@ -199,10 +199,7 @@ class Checkpoints:
     # -- the checkpoint to start from -----------------------------------------------------------------------------
 
     @hears(actions.RunBegins)
-    def _on_run_begins(self, _: str, event: actions.RunBegins) -> None:
-        self._verify()
-
-    def _verify(self) -> None:
+    def _verify(self, *_: object) -> None:
         """Have the latest checkpoint verified. Workers start only when it is known to be intact."""
         if self.ledger.latest is None:
             self._start_from(self._foreign)

@@ -210,7 +210,7 @@ class RunStateMachine:
         text = f"{name_hosts(self._busy_hosts)}: processes could not be ended within the time limit"
         if self.is_done:
             self._do(events.ShowLine(text))
-            self._settle()
+            self._begin_wait(RunState.SETTLING)
         else:
             self._give_up(text)
 
@@ -241,10 +241,7 @@ class RunStateMachine:
         self._try_start_attempt()
 
     @on(_Due, RunState.CONNECTING)
-    def _on_search_due(self, _: str, event: _Due) -> None:
-        self._try_start_attempt()
-
-    def _try_start_attempt(self) -> None:
+    def _try_start_attempt(self, *_: object) -> None:
         """Begin the next attempt if there are hosts for it. Otherwise connect further hosts and wait, or give up."""
         connecting = [events.ConnectHost(host) for host in self._host_pool.hosts_to_connect(self._now)]
         readiness = self._host_pool.readiness(self._now)
@@ -425,10 +422,7 @@ class RunStateMachine:
             self._do(events.ShowLine(self._saving.describe(self.failed_ranks, self._now)))
 
     @on(_Due, RunState.SAVING)
-    def _on_saving_due(self, _: str, event: _Due) -> None:
-        self._stop_after_failure()
-
-    def _stop_after_failure(self) -> None:
+    def _stop_after_failure(self, *_: object) -> None:
         """Stop the ranks of a failed attempt.
 
         If all failures so far are consequences of another one, the agents wait for that one while they take stacks.
@@ -615,7 +609,7 @@ class RunStateMachine:
         if self.state is not RunState.STOPPING:
             self._move(RunState.STOPPING)
         if not (hosts := self.living_hosts):
-            self._settle()
+            self._begin_wait(RunState.SETTLING)
             return
         order = replace(order, problem=self.problem or "")
         self._deadline = min(latest, self._now + self.stopping.note_order(order, hosts))
@@ -626,18 +620,14 @@ class RunStateMachine:
         self.stopping.note_last_stacks(host)
 
     @on(wire.HostIdle)
-    def _note_idle(self, host: str, _: wire.HostIdle | None = None) -> None:
+    def _note_idle(self, host: str, *_: object) -> None:
         """Note that no process of the attempt is left on a host."""
         if self.attempt_is_active:  # else the host has sent this twice: as its workers ended, and as answer to Stop
             self._busy_hosts.pop(host, None)
             if not self._busy_hosts:
-                self._settle()
+                self._begin_wait(RunState.SETTLING)
 
     # -- its checkpoints are completed ----------------------------------------------------------------------------
-
-    def _settle(self) -> None:
-        """No process of the attempt is left. Whether and where the next one starts depends on its checkpoints."""
-        self._begin_wait(RunState.SETTLING)
 
     def _begin_wait(self, state: RunState) -> None:
         """Wait in this state for what is :class:`~distrain.decisions.events.Outstanding`."""
@@ -736,10 +726,7 @@ class RunStateMachine:
         self._do(events.ShowLine(f"the next attempt starts in {delay_s:g} s"))
 
     @on(_Due, RunState.WAITING)
-    def _on_delay_over(self, _: str, event: _Due) -> None:
-        self._begin_next_attempt()
-
-    def _begin_next_attempt(self) -> None:
+    def _begin_next_attempt(self, *_: object) -> None:
         lost_before, place = set(self._host_pool.losses), len(self._actions)
         reconnect_s = self.request.failure_config.host_wait_s
         self._search_hosts(reconnect_s=reconnect_s, wait_s=LOST_HOST_GRACE_S)
