@@ -56,10 +56,6 @@ if TYPE_CHECKING:
     from distrain.decisions.run_status import RunStatus
 
 
-def _ignore(folder: str, failed: str | None) -> None:
-    """Do nothing once a checkpoint is on a host: its ranks ask for it."""
-
-
 @dataclass(eq=False)
 class Engine:
     """The parts of one run.
@@ -293,7 +289,7 @@ class Engine:
         """Bring the checkpoint from which the attempt starts to a host that does not see it, before a rank asks."""
         path = self.machine.checkpoint
         if path and not self.store.ledger.is_in_memory(path) and self.host_files.lacks_storage(host):
-            self.copies.fetch(actions.BringTo(host, path, _ignore))
+            self.copies.fetch(actions.BringTo(host, path, lambda folder, failed: None))  # its ranks ask for it
 
     @does(events.AttemptStarts)
     def _begin_attempt(self, starts: events.AttemptStarts) -> None:

@@ -78,8 +78,7 @@ class ReportHandler:
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` should be called if nothing else happens."""
-        moments = self._rows.deadline(), self._barriers.deadline()
-        return self.desk.clock.monotonic(min((moment for moment in moments if moment is not None), default=None))
+        return self.desk.clock.monotonic(min(self._rows.deadline(), self._barriers.deadline))
 
     def tick(self) -> None:
         """Do whatever is due by now."""

@@ -141,10 +141,9 @@ class RunStateMachine:
         """Return whether a rank has done its work that has sent no outcome: a script may end by its exit code alone."""
         return self.request.is_script and end.exit_code == 0 and self._ranks[end.rank].state is RankState.RUNNING
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """Return when the machine needs a :class:`~distrain.decisions.events.Tick`."""
-        moment = min(self._deadline, self.stopping.consensus.deadline)
-        return moment if moment < math.inf else None
+        return min(self._deadline, self.stopping.consensus.deadline)
 
     # -- events ---------------------------------------------------------------------------------------------------
 
