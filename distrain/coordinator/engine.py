@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 class Engine:
     """The parts of one run.
 
-    status: the live state of the run, which hears each fact first. start_without_own: called in a thread if all own
+    status: the live state of the run, the first of the observers. start_without_own: called in a thread if all own
     checkpoints are damaged; returns where to start then.
     """
 
