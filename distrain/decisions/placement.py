@@ -119,9 +119,8 @@ def _check_resources(host: HostInfo, workers: int, scaling: ScalingConfig) -> No
 
 def _check_gpus(host: HostInfo, scaling: ScalingConfig) -> None:
     """Raise ResourcesError for GPUs of another type than requested."""
-    gpus = host.gpus or ()
     if scaling.accelerator_type is not None:
-        others = sorted({gpu.name for gpu in gpus if not _is_type(gpu.name, scaling.accelerator_type)})
+        others = sorted({gpu.name for gpu in host.gpus or () if not _is_type(gpu.name, scaling.accelerator_type)})
         if others:
             raise ResourcesError(
                 f"{host.name} has {', '.join(others)}, but accelerator_type is {scaling.accelerator_type!r}. Hide the "
