@@ -140,12 +140,10 @@ class Engine:
             "hangs": (self.hangs.deadline, partial(self.watch, self.hangs.tick)),
         }
         """By name: what returns when something is due (time.monotonic), or None, and what does it."""
-        self.parts.add(self)
-        self.parts.add(self.manifest)
+        self.parts.add(self, self.manifest)
         self.parts.add_handlers({kind: partial(self.watch, hear) for kind, hear in handlers_of(self.hangs).items()})
-        files: tuple[object, ...] = (store, self.host_files, self.launch_checks, self.copies, self.validations)
-        for part in (self.evidence, self.debuggers, self.outputs, *files):
-            self.parts.add(part)
+        self.parts.add(self.evidence, self.debuggers, self.outputs, store)
+        self.parts.add(self.host_files, self.launch_checks, self.copies, self.validations)
         self.parts.add_handlers(self.desk.handlers)
         self.parts.add(self.reports)
         self.parts.add_handlers({events.AttemptEnded: self._announce_end})
