@@ -7,19 +7,20 @@ import time
 from typing import TYPE_CHECKING
 
 from distrain.api.observer import AttemptBegan, AttemptEnded, Ended, Printed, Reported
-from distrain.console.summary import summary
 from distrain.system.log import print_to, say, warn
 from distrain.system.output_lines import LineCutter, readable
-from distrain.system.text import duration, flatten, number, printable, rate
+from distrain.system.text import broken, duration, flatten, number, printable, rate
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from distrain.api.observer import Fact
     from distrain.decisions.run_status import RunStatus
 
 INTERVAL_S = 30.0
 """Seconds between two lines about the progress. metrics.jsonl has all reports."""
+_MOST_METRICS = 12
+"""Metrics in the last lines of a run."""
 
 
 class RunConsole:
@@ -145,7 +146,7 @@ class RunConsole:
         self.flush(time.monotonic())
 
 
-# -- the progress ----------------------------------------------------------------------------------------------------
+# -- the progress, and the end ---------------------------------------------------------------------------------------
 
 
 def status_line(status: RunStatus) -> str:
@@ -160,3 +161,29 @@ def status_line(status: RunStatus) -> str:
     parts += [f"{duration(left)} left"] if left else []
     metrics = (f"{printable(name)}={number(value)}" for name, value in status.metrics.items())
     return f"{', '.join(parts)}: {', '.join(metrics) or 'no metrics'}"
+
+
+def summary(ended: Ended, status: RunStatus) -> str:
+    """Return the last lines of a run: how it ended, how long it took, its metrics and checkpoints."""
+    lines = [f"{ended.how} after {duration(ended.seconds)}{broken(status.metrics)}; results in {status.location}"]
+    return "\n    ".join([*lines, *_details(ended, status)])
+
+
+def _details(ended: Ended, status: RunStatus) -> Iterator[str]:
+    yield f"started:     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(time.time() - ended.seconds))}"
+    if status.restarts:
+        yield f"restarts:    {status.restarts}" + (f", which cost {duration(status.lost_s)}" if status.lost_s else "")
+    if reports := status.reports:
+        speed = status.rate()
+        yield f"reports:     {reports:,} of rank 0" + (f", {rate(speed)} at the end" if speed else "")
+    elif any(rank.reports for rank in status.ranks):
+        yield "reports:     none of rank 0, so Result.metrics is None; metrics.jsonl has those of the other ranks"
+    if status.metrics:
+        shown = [f"{printable(name)}={number(value)}" for name, value in status.metrics.items()][:_MOST_METRICS]
+        others = len(status.metrics) - len(shown)
+        yield f"metrics:     {', '.join(shown)}" + (f", and {others} others" if others else "")
+    if ended.checkpoints:
+        kept = f", {len(ended.checkpoints)} kept" if len(ended.checkpoints) > 1 else ""
+        yield f"checkpoints: {ended.checkpoints[-1].path.name}{kept}"
+    if ended.advice:
+        yield f"continue:    {ended.advice}"

@@ -21,7 +21,6 @@ from distrain.api.observer import Stopping
 from distrain.coordinator.connection.agent_link import FILES_PER_HOST
 from distrain.coordinator.ranks.stop_signals import note_stop, stop_signals
 from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, TYPED, Requests, answer
-from distrain.coordinator.validations import WAITING
 from distrain.decisions import events
 from distrain.decisions.checkpoints.actions import RunBegins, RunEnds, StoreLast
 from distrain.decisions.hearing import hears
@@ -31,7 +30,7 @@ from distrain.system.process import raise_fd_limit
 from distrain.system.text import BY_COMMAND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from distrain.coordinator.engine import Engine
     from distrain.wire.channel import Channel
@@ -84,7 +83,7 @@ class Coordinator:
     def _run(self) -> None:
         engine, request = self.engine, self.engine.request
         try:
-            engine.ranks.open()
+            engine.ranks.open(engine.loop, engine.hear, engine.lose)
             self._requests.open()
             engine.store.start(engine.loop, engine.files, request.run_id, request.python_flags)
             engine.do(engine.machine.start(time.monotonic()))
@@ -98,11 +97,6 @@ class Coordinator:
 
     def _step(self) -> None:
         """Wait until something happens, and handle it."""
-        self._arm_timers()
-        self.engine.loop.step()
-
-    def _arm_timers(self) -> None:
-        """Set one timer for each part that has a deadline."""
         engine = self.engine
         self._note_waits()
         for name, (deadline, tick) in engine.timers.items():
@@ -110,6 +104,7 @@ class Coordinator:
                 engine.loop.cancel(name)
             else:
                 engine.loop.call_at(name, moment, tick)
+        engine.loop.step()
 
     def _note_waits(self) -> None:
         """Note that ranks wait for files, or for a person. Other ranks wait for the latter, so their time stops."""
@@ -217,9 +212,7 @@ class Coordinator:
     def _store_memory(self) -> None:
         """Store the newest checkpoint in memory before the hosts end; Ctrl-C ends the waiting."""
         self.engine.desk.handle(StoreLast())
-        for _ in self._patiently():
-            if not self.engine.checkpoints.rounds.is_storing:
-                break
+        self._wait_until(lambda: not self.engine.checkpoints.rounds.is_storing)
         self.engine.desk.handle(RunEnds())
 
     def _bring_files_back(self) -> None:
@@ -227,10 +220,7 @@ class Coordinator:
         engine, files = self.engine, self.engine.host_files
         for host in engine.request.hosts if engine.attempt >= 0 else ():
             files.bring_back(host)  # one after the other, because they may have files of the same names
-            for _ in self._patiently():
-                if not files.is_delivering:
-                    break
-            else:
+            if not self._wait_until(lambda: not files.is_delivering):
                 warn("some files of ranks are still on other hosts; they are copied when the run next uses those hosts")
                 break
         files.warn_of_lost()
@@ -245,25 +235,24 @@ class Coordinator:
         store = self.engine.store
         if self.engine.machine.state is RunState.FINISHED:
             store.secure_records()
-        for _ in self._patiently():
-            if store.is_idle:
-                return
-        store.abandon_pending_work()
+        if not self._wait_until(lambda: store.is_idle):
+            store.abandon_pending_work()
 
-    def _patiently(self) -> Iterator[None]:
-        """Wait for what happens between two iterations, without end.
+    def _wait_until(self, is_done: Callable[[], bool]) -> bool:
+        """Wait until something is done, without end. Return False if Ctrl-C ends the waiting before.
 
-        If Ctrl-C ends the waiting, still wait for quick work, ``_LEAST_WAIT_S`` at most.
+        Even then, wait for quick work, ``_LEAST_WAIT_S`` at most.
         """
         loop, least = self.engine.loop, time.monotonic() + _LEAST_WAIT_S
         loop.call_in("storage", _NOTICE_AFTER_S, self.engine.store.announce_wait)
         loop.call_at("least", least, lambda: None)
         try:
-            yield
-            while not (self._impatient and time.monotonic() >= least):
+            while not is_done():
+                if self._impatient and time.monotonic() >= least:
+                    return False
                 self._step()
                 self.engine.flush()
-                yield
+            return True
         finally:
             loop.cancel("storage")
 
@@ -274,7 +263,7 @@ class Coordinator:
         """
         validations = self.engine.validations
         if validations.busy and self.engine.machine.state is RunState.FINISHED:
-            say(WAITING)
+            say("waiting for the validation of the last checkpoints")
             while validations.busy:
                 self._step()
         validations.abort()

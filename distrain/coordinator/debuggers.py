@@ -66,7 +66,7 @@ class Debuggers:
     @hears(wire.Exited)
     def on_exited(self, _: str, message: wire.Exited) -> None:
         """Disconnect the person who debugs a rank that has ended."""
-        self._end(message.rank)
+        self._end(message.rank, f"rank {message.rank} has ended")
 
     @hears(HostLost)
     def on_lost(self, _: str, lost: HostLost) -> None:

@@ -30,7 +30,7 @@ from distrain.decisions.blame import culprit_first
 from distrain.decisions.checkpoints import actions
 from distrain.decisions.checkpoints.life import Checkpoints
 from distrain.decisions.checkpoints.site import Site
-from distrain.decisions.health.hangs import Hangs, Reply
+from distrain.decisions.health.hangs import Hangs
 from distrain.decisions.hearing import Parts, does, handlers_of, hears
 from distrain.decisions.run.machine import MESSAGES, RunStateMachine
 from distrain.decisions.states import RunState
@@ -57,15 +57,11 @@ if TYPE_CHECKING:
     from distrain.wire.channel import Channel
 
 
-def _ignore(folder: str, failed: str | None) -> None:
-    """Do nothing once a checkpoint is on a host: its ranks ask for it."""
-
-
 @dataclass(eq=False)
 class Engine:
     """The parts of one run.
 
-    status: the live state of the run, which is kept up to date here. start_without_own: called in a thread if all own
+    status: the live state of the run, the first of the observers. start_without_own: called in a thread if all own
     checkpoints are damaged; returns where to start then.
     """
 
@@ -92,7 +88,6 @@ class Engine:
         """The time for which ranks wait for each other."""
         self.parts = Parts()
         store.on_failure = self._storage_failed
-        self.ranks.begin(self.loop, on_message=self.hear, on_lost=self._on_lost)
         self.host_files = HostFiles(
             self.loop,
             self.files,
@@ -107,7 +102,6 @@ class Engine:
             self.checkpoint_config,
             store.location,
             store.is_remote,
-            find_plan=lambda: self.machine.plan,
             checkpoint=request.checkpoint,
             racks={host: settings.rack for host, settings in request.hosts.items()},
             validates=request.validator is not None,
@@ -121,41 +115,30 @@ class Engine:
         )
         self.checkpoints = Checkpoints(store.ledger, site)
         self.desk = CheckpointDesk(self.checkpoints, self.clock, self.flush, self.parts.tell)
-        self.reports = ReportHandler(
-            store,
-            self.checkpoints,
-            self.status,
-            tell=self.announce,
-            send=self.send_to_rank,
-            pass_on=self.desk.handle,
-            clock=self.clock,
-        )
+        self.reports = ReportHandler(store, self.desk, self.status, self.observers.tell, self.send_to_rank)
         self.validations = Validations(self.loop, request, store, self.parts.tell)
-        self.outputs = RankLogs(store.paths.log, self.files, self.announce, keeps=request.keeps_logs)
+        self.outputs = RankLogs(store.paths.log, self.files, self.observers.tell, keeps=request.keeps_logs)
         self.launch_checks = LaunchChecks(request, self.host_files, self._report)
         self.evidence = Evidence(store)
         self.hangs = Hangs(
             request.failure_config,
-            hosts=self._hosts_in_training,
-            since_1970=_since_1970,
+            hosts=lambda: self.machine.living_hosts if self._is_training() else [],
+            since_1970=lambda moment: time.time() - (time.monotonic() - moment),
             folder=self.evidence.folder,
         )
         self.debuggers = Debuggers(store, self.status, debug_rank=request.debug_rank, ask=self._ask)
         self.timers: dict[str, tuple[Callable[[], float | None], Callable[[], None]]] = {
-            "machine": (self._machine_deadline, self._tick_machine),
+            "machine": (self._machine_deadline, partial(self.happened, "", events.Tick())),
             "reports": (self.reports.deadline, self.reports.tick),
             "checkpoints": (self.desk.deadline, self.desk.tick),
             "observers": (self.observers.deadline, self.observers.tick),
-            "validations": (self.validations.deadline, self.validations.tick),
             "hangs": (self.hangs.deadline, partial(self.watch, self.hangs.tick)),
         }
         """By name: what returns when something is due (time.monotonic), or None, and what does it."""
-        self.parts.add(self)
-        self.parts.add(self.manifest)
+        self.parts.add(self, self.manifest)
         self.parts.add_handlers({kind: partial(self.watch, hear) for kind, hear in handlers_of(self.hangs).items()})
-        files: tuple[object, ...] = (store, self.host_files, self.launch_checks, self.copies, self.validations)
-        for part in (self.evidence, self.debuggers, self.outputs, *files):
-            self.parts.add(part)
+        self.parts.add(self.evidence, self.debuggers, self.outputs, store)
+        self.parts.add(self.host_files, self.launch_checks, self.copies, self.validations)
         self.parts.add_handlers(self.desk.handlers)
         self.parts.add(self.reports)
         self.parts.add_handlers({events.AttemptEnded: self._announce_end})
@@ -168,7 +151,8 @@ class Engine:
         if not isinstance(message, wire.OfAttempt) or message.attempt == self.attempt:
             self.parts.tell(host, message)
 
-    def _on_lost(self, lost: events.HostLost) -> None:
+    def lose(self, lost: events.HostLost) -> None:
+        """Note that a host is lost."""
         ranks = [rank.rank for rank in self.machine.plan.on(lost.host)] if self.machine.plan else []
         self.parts.tell(lost.host, lost)
         self.happened("", replace(lost, owes=self.checkpoints.assembly.awaits(ranks)))
@@ -187,8 +171,9 @@ class Engine:
     def _note_end(self, rank: int, *, ok: bool, rolls_back: bool = False, reason: str = "") -> None:
         """Tell observers and the machine how a rank ends. The message that says so follows."""
         is_stopping = self.machine.state is RunState.STOPPING or rolls_back
-        self.announce(RankEnded(rank, "ended" if ok else "stopped" if is_stopping else "failed"))
-        self.happened("", events.RankEnds(rank, self.reports.report_counts.get(rank, 0), reason))
+        self.observers.tell(RankEnded(rank, "ended" if ok else "stopped" if is_stopping else "failed"))
+        reports = self.checkpoints.assembly.attendance[rank].reports
+        self.happened("", events.RankEnds(rank, reports, reason))
 
     @hears(wire.OrderDone)
     def _on_storage_opened(self, host: str, message: wire.OrderDone) -> None:
@@ -220,9 +205,7 @@ class Engine:
             warn(f"{finding.host}: {finding.text}")
 
     @does(HangBegan, HangEnded)
-    def announce(self, fact: Fact) -> None:
-        """Tell a fact to all who want to hear it."""
-        self.status.hear(fact)
+    def _announce(self, fact: Fact) -> None:
         self.observers.tell(fact)
 
     # -- what is decided ------------------------------------------------------------------------------------------
@@ -235,9 +218,6 @@ class Engine:
 
     def _machine_deadline(self) -> float | None:
         return None if self.is_over else self.machine.deadline()
-
-    def _tick_machine(self) -> None:
-        self.happened("", events.Tick())
 
     def do(self, chosen: Sequence[object]) -> None:
         """Carry out actions."""
@@ -265,13 +245,9 @@ class Engine:
     def _show(self, line: events.ShowLine) -> None:
         (say if line.is_news else warn_once if line.once else warn)(line.text)
 
-    @does(Reply)
-    def _reply(self, answer: Reply) -> None:
-        answer.reply(answer.text)
-
     @does(Committed)
     def _announce_commit(self, fact: Committed) -> None:
-        self.announce(replace(fact, now=time.monotonic()))
+        self.observers.tell(replace(fact, now=time.monotonic()))
 
     @does(actions.StorageFails)
     def _on_storage_fails(self, action: actions.StorageFails) -> None:
@@ -306,7 +282,7 @@ class Engine:
         """Bring the checkpoint from which the attempt starts to a host that does not see it, before a rank asks."""
         path = self.machine.checkpoint
         if path and not self.store.ledger.is_in_memory(path) and self.host_files.lacks_storage(host):
-            self.copies.fetch(actions.BringTo(host, path, _ignore))
+            self.copies.fetch(actions.BringTo(host, path, lambda folder, failed: None))  # its ranks ask for it
 
     @does(events.AttemptStarts)
     def _begin_attempt(self, starts: events.AttemptStarts) -> None:
@@ -316,7 +292,7 @@ class Engine:
         self.attempt = attempt
         if self.request.keeps_logs:
             self.store.make_parent(self.store.paths.log(attempt, 0))
-        self.announce(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
+        self.observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
 
     @does(events.AttemptEnded)
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
@@ -326,7 +302,7 @@ class Engine:
     def _announce_end(self, _: str, ended: events.AttemptEnded) -> None:
         failures = culprit_first(ended.failures) if ended.failures and self.machine.stopping.reason is None else []
         own = dict(self.ranks.errors)
-        self.announce(
+        self.observers.tell(
             AttemptEnded(
                 ended.attempt,
                 failures,
@@ -367,9 +343,6 @@ class Engine:
         """Return whether ranks are at work, or are being started."""
         return not self.is_over and self.machine.state in (RunState.STARTING, RunState.RUNNING)
 
-    def _hosts_in_training(self) -> list[str]:
-        return self.machine.living_hosts if self._is_training() else []
-
     @does(wire.Ask)
     def send_to_rank(self, message: wire.ToWorker) -> None:
         """Send a message to the host of a rank."""
@@ -385,8 +358,3 @@ class Engine:
         file = self.evidence.path(PROFILE, check_rank(asked.rank, self.status))
         self.store.delete_file(file, partial(answer, asker, str(file)))  # that of an earlier profile
         self._ask(asked.rank, what=PROFILE, seconds=asked.seconds)
-
-
-def _since_1970(moment: float) -> float:
-    """Return a moment of time.monotonic as seconds since 1970."""
-    return time.time() - (time.monotonic() - moment)

@@ -116,8 +116,7 @@ class HostCheck:
 
     def _run(self) -> None:
         try:
-            self._ranks.begin(self._loop, self._hear, self._on_lost)
-            self._ranks.open()
+            self._ranks.open(self._loop, self._hear, self._on_lost)
             self._pool.begin_search(time.monotonic(), reconnect_s=0.0, wait_s=HOST_ANSWER_TIMEOUT_S)
             self._connect()
             while not self._is_finished():

@@ -107,7 +107,7 @@ class Observers:
         began = time.monotonic()
 
         def wait(seconds: float) -> list[str]:
-            return [one.name for one in slow if not one.wait(began + seconds)]
+            return [one.name for one in slow if not one.mailbox.wait(began + seconds)]
 
         with contextlib.suppress(KeyboardInterrupt):
             if names := wait(_NOTICE_AFTER_S):
@@ -194,12 +194,11 @@ class _Mailbox:
                 self._changed.wait_for(lambda: self._tasks or self._is_closed, idle_at - time.monotonic())
                 if self._is_closed:
                     return
-                is_idle = time.monotonic() >= idle_at
-                self._is_working = not is_idle and bool(self._tasks)
+                self._is_working = bool(self._tasks) and time.monotonic() < idle_at
                 task = self._tasks.popleft() if self._is_working else None
             if task is not None:
                 self._do(task)
-            elif is_idle:
+            else:
                 self._idle()
                 idle_at = time.monotonic() + self._idle_s
 
@@ -214,26 +213,22 @@ class Threaded:
         self._has_failed = False
         self._left_out = 0
         idle = None if type(observer).idle is Observer.idle else partial(self._guard, observer.idle)
-        self._mailbox = _Mailbox(self.name, partial(self._guard, observer.hear), idle)
+        self.mailbox = _Mailbox(self.name, partial(self._guard, observer.hear), idle)
 
     def hear(self, fact: Fact) -> None:
-        if len(self._mailbox) >= _MOST_WAITING and isinstance(fact, (Reported, Printed, ReportsJoined)):
+        if len(self.mailbox) >= _MOST_WAITING and isinstance(fact, (Reported, Printed, ReportsJoined)):
             self._left_out += 1
         else:
-            self._mailbox.add(fact)
-
-    def wait(self, deadline: float) -> bool:
-        """Wait until it has heard everything. Return False after the deadline (time.monotonic)."""
-        return self._mailbox.wait(deadline)
+            self.mailbox.add(fact)
 
     def end(self) -> None:
         """End the thread, now or when the observer returns."""
-        if not self._mailbox.wait(0.0):
+        if not self.mailbox.wait(0.0):
             advice = self._observer.advice or "the run does not wait any longer"
             warn(f"{self.name} has not returned; {advice}")
         if self._left_out:
             warn(f"{self.name} was too slow, and missed {self._left_out} reports or pieces of output")
-        self._mailbox.close()
+        self.mailbox.close()
 
     def _guard(self, call: Callable[..., None], *facts: Fact) -> None:
         """Show the first exception, and ignore the others."""

@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from distrain.api.observer import Fact
+    from distrain.coordinator.checkpoint_desk import CheckpointDesk
     from distrain.coordinator.store.run_store import RunStore
-    from distrain.decisions.checkpoints.life import Checkpoints
     from distrain.decisions.run_status import RunStatus
-    from distrain.system.loop import PausableClock
 
 _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
 """Reports of a rank after which it is sent an acknowledgement."""
@@ -44,18 +43,15 @@ _MOST_TROUBLES_SHOWN = 5
 class ReportHandler:
     """The reports of one attempt after the other.
 
-    checkpoints: read it. status: the live state of the run. tell: tells observers a fact. send: sends a message to a
-    rank. pass_on: gets each report once its metrics are noted, for its checkpoint. clock: the time for which ranks wait
-    for each other.
+    desk: gets each report once its metrics are noted, for its checkpoint. status: the live state of the run. tell:
+    tells observers a fact. send: sends a message to a rank.
     """
 
     store: RunStore
-    checkpoints: Checkpoints
+    desk: CheckpointDesk
     status: RunStatus
     tell: Callable[[Fact], None]
     send: Callable[[wire.ToWorker], None]
-    pass_on: Callable[[wire.Reported], None]
-    clock: PausableClock
 
     def __post_init__(self) -> None:
         self.last: dict[str, Any] | None = None
@@ -71,8 +67,6 @@ class ReportHandler:
         self._attempt = attempt
         self._barriers = BarrierTracker(world_size)
         self._rows = RowAssembly(world_size)
-        self.report_counts: dict[int, int] = {}
-        """By rank: the number of reports in this attempt."""
         self._troubles_shown: set[Trouble] = set()
         self._unacknowledged: dict[int, int] = {}
         """By rank: the report to acknowledge as soon as it is written."""
@@ -84,12 +78,11 @@ class ReportHandler:
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` should be called if nothing else happens."""
-        moments = self._rows.deadline(), self._barriers.deadline()
-        return self.clock.monotonic(min((moment for moment in moments if moment is not None), default=None))
+        return self.desk.clock.monotonic(min(self._rows.deadline(), self._barriers.deadline))
 
     def tick(self) -> None:
         """Do whatever is due by now."""
-        now = self.clock.now()
+        now = self.desk.clock.now()
         self._tell(self._rows.tick(now))
         self._answer(self._barriers.tick(now))
 
@@ -108,10 +101,9 @@ class ReportHandler:
     @hears(wire.Reported)
     def on_reported(self, _: str, message: wire.Reported) -> None:
         """Have the metrics of a report written, and tell observers."""
-        rank, index = message.rank, message.index
-        if index // _ACKNOWLEDGE_AFTER > self.report_counts.get(rank, 0) // _ACKNOWLEDGE_AFTER:
+        rank, index, assembly = message.rank, message.index, self.desk.checkpoints.assembly
+        if index // _ACKNOWLEDGE_AFTER > assembly.attendance[rank].reports // _ACKNOWLEDGE_AFTER:
             self._unacknowledged[rank] = index
-        self.report_counts[rank] = index
         metrics: dict[str, Any] | None = None
         if message.failed is None:
             metrics = json.loads(message.body)
@@ -123,11 +115,11 @@ class ReportHandler:
             self.store.append_metrics(line, metrics)
             if rank == 0:
                 self.last = {**line, "metrics": metrics}
-            number = self.checkpoints.assembly.first_step + index
+            number = assembly.first_step + index
             self.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
-        self.pass_on(message)
-        has_checkpoint = self.checkpoints.assembly.has_part(index)
-        self._tell(self._rows.reported(rank, index, metrics, self.clock.now(), has_checkpoint=has_checkpoint))
+        self.desk.handle(message)
+        has_checkpoint = assembly.has_part(index)
+        self._tell(self._rows.reported(rank, index, metrics, self.desk.clock.now(), has_checkpoint=has_checkpoint))
 
     @hears(wire.Outcome)
     def on_outcome(self, _: str, outcome: wire.Outcome) -> None:
@@ -140,16 +132,12 @@ class ReportHandler:
     def settled(self, settled: Settled) -> None:
         """Note that the checkpoint of a report is there, or never will be."""
         self._tell(self._rows.settled(settled.ordinal, settled.checkpoint))
-        self._end_rows()
+        self.end_rows()
 
     @hears(AttemptEnded)
-    def on_attempt_end(self, _: str, ended: AttemptEnded) -> None:
-        """Expect no more reports."""
-        self._end_rows()
-
-    def _end_rows(self) -> None:
+    def end_rows(self, *_: object) -> None:
         """Complete the rows of an attempt that is over, once its checkpoints are committed."""
-        if self.checkpoints.is_over and not self.checkpoints.is_committing:
+        if self.desk.checkpoints.is_over and not self.desk.checkpoints.is_committing:
             self._tell(self._rows.end())
 
     def _tell(self, rows: Sequence[ReportsJoined]) -> None:
@@ -161,7 +149,7 @@ class ReportHandler:
     @hears(wire.CollectiveEntered)
     def on_collective(self, _: str, message: wire.CollectiveEntered) -> None:
         """Let ranks meet in a barrier."""
-        self._answer(self._barriers.entered(message, self.clock.now()))
+        self._answer(self._barriers.entered(message, self.desk.clock.now()))
 
     def _answer(self, answers: Sequence[wire.Answer]) -> None:
         for answer in answers:

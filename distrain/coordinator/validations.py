@@ -6,7 +6,6 @@ The training continues whatever a validation finds.
 from __future__ import annotations
 
 import json
-import time
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,15 +20,12 @@ from distrain.transfer.order_link import OrderLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from distrain import wire
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
     from distrain.storage.commit import CommittedCheckpoint
     from distrain.system.loop import Loop
-
-WAITING = "waiting for the validation of the last checkpoints"
 
 
 @dataclass(slots=True)
@@ -38,8 +34,6 @@ class _Task:
 
     saved: CommittedCheckpoint
     link: OrderLink
-    log: Path
-    deadline: float | None
 
 
 class Validations:
@@ -74,22 +68,11 @@ class Validations:
     def _unfinished(self) -> list[CommittedCheckpoint]:
         return [*([] if self._task is None else [self._task.saved]), *self._queue]
 
-    def deadline(self) -> float | None:
-        """Return when :meth:`tick` is due (time.monotonic), or None."""
-        return self._task.deadline if self._task else None
-
-    def tick(self) -> None:
-        """End a validation that has taken too long."""
-        task = self._task
-        if task is not None and task.deadline is not None and time.monotonic() >= task.deadline:
-            self._end(task, Status.VALIDATION_TIMEOUT, {}, "it took longer than its timeout_s")
-
     def abort(self) -> None:
         """Kill the validation under way and empty the queue. A run that continues this one validates the rest."""
         self._queue.clear()
         if self._task is not None:
-            self._task.link.close()
-            self._task = None
+            self._close(self._task)
 
     def give_up(self, why: str) -> None:
         """Do the same at the end of a run that nothing continues, and record the rest as failed for this reason."""
@@ -121,8 +104,10 @@ class Validations:
         )
         limit_s = saved.validation["timeout_s"]
         limit_s = validator.timeout_s if limit_s is None else limit_s
-        deadline = None if limit_s is None else time.monotonic() + limit_s
-        task = self._task = _Task(saved, link, log, deadline)
+        task = self._task = _Task(saved, link)
+        if limit_s is not None:
+            why = "it took longer than its timeout_s"
+            self._loop.call_in("validation", limit_s, partial(self._end, task, Status.VALIDATION_TIMEOUT, {}, why))
         overrides, path = saved.validation["overrides"], str(saved.path)
         order = replace(validator.order, checkpoint=path, filesystem=request.filesystem, overrides=overrides)
         link.order(order, partial(self._on_answer, task))
@@ -134,11 +119,15 @@ class Validations:
             self._end(task, Status.VALIDATED, json.loads(answer.body), None)
 
     def _end(self, task: _Task, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
-        self._task = None
-        task.link.close()
-        output = self._store.display_path(task.log)
+        self._close(task)
+        output = self._store.display_path(self._store.paths.validation_log(task.saved.path.name))
         self._record(task.saved, status, metrics, why and f"{why} (its output: {output})")
         self._next()
+
+    def _close(self, task: _Task) -> None:
+        self._task = None
+        self._loop.cancel("validation")
+        task.link.close()
 
     def _record(self, saved: CommittedCheckpoint, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
         self._tell("", Validated(saved, status.value, metrics))

@@ -33,8 +33,8 @@ class BarrierTracker:
         self._world_size = world_size
         self._waiting: dict[int, _Call] = {}
         """By rank. Between two events, all of them are the same call: index and operation."""
-        self._limit = math.inf
-        """When the first timeout of a waiting rank is over."""
+        self.deadline = math.inf
+        """When the first timeout of a waiting rank is over, so that :meth:`tick` has something to do."""
         self._finished: set[int] = set()
         self._refused: dict[int, str] = {}
         """By index of the call: why it failed on some rank, and fails on the ranks that make it later."""
@@ -57,7 +57,7 @@ class BarrierTracker:
         call = _Call(index, asked.operation, asked, now, until)
         other = next(iter(self._waiting.values()), call)
         self._waiting[rank] = call
-        self._limit = min(self._limit, call.until)
+        self.deadline = min(self.deadline, call.until)
         if self._finished or (other.index, other.operation) != (index, call.operation):
             return [*abandoned, *self._refuse_calls()]
         if len(self._waiting) == self._world_size:
@@ -73,16 +73,12 @@ class BarrierTracker:
 
     def tick(self, now: float) -> Sequence[wire.Answer]:
         """End the calls whose timeout is over."""
-        if now < self._limit:
+        if now < self.deadline:
             return []
         call = min(self._waiting.values(), key=lambda call: call.until)
         missing = [rank for rank in range(self._world_size) if rank not in self._waiting]
         within_s = call.until - call.since
         return self._refuse(call.index, f"{ranks_have(missing)} not come to {call.operation} within {within_s:g} s")
-
-    def deadline(self) -> float | None:
-        """Return when :meth:`tick` has something to do if nothing else happens."""
-        return None if self._limit == math.inf else self._limit
 
     def _abandon_call(self, rank: int) -> list[wire.Answer]:
         """End the call in which the rank seems to wait: an exception took it out, so it is never complete."""
@@ -91,15 +87,10 @@ class BarrierTracker:
 
     def _refuse_calls(self) -> list[wire.Answer]:
         """End the calls that can never be complete."""
-        latest = max(call.index for call in self._waiting.values())
-        index = min(call.index for call in self._waiting.values())
-        return self._refuse(index, self._abandoned(index, latest) if index < latest else self._impossible(index))
-
-    def _abandoned(self, index: int, latest: int) -> str:
-        """Return why call ``index`` can never be complete: an exception took other ranks out of it."""
-        ahead = [rank for rank, call in self._waiting.items() if call.index == latest]
-        behind = [rank for rank, call in self._waiting.items() if call.index == index]
-        return _gave_up(ahead, self._waiting[behind[0]])
+        call = min(self._waiting.values(), key=lambda call: call.index)
+        # An exception took those that are ahead out of it.
+        ahead = [rank for rank, other in self._waiting.items() if other.index > call.index]
+        return self._refuse(call.index, _gave_up(ahead, call) if ahead else self._impossible(call.index))
 
     def _impossible(self, index: int) -> str:
         """Return why the waiting ranks cannot meet any more."""
@@ -121,7 +112,7 @@ class BarrierTracker:
     def _end_calls(self, index: int, data: bytes = b"", refused: str | None = None) -> list[wire.Answer]:
         """End the call ``index`` on every rank that waits in it; ranks in a later call keep waiting."""
         ended = [self._waiting.pop(rank) for rank, call in sorted(self._waiting.items()) if call.index == index]
-        self._limit = min((call.until for call in self._waiting.values()), default=math.inf)
+        self.deadline = min((call.until for call in self._waiting.values()), default=math.inf)
         return [_answer(call.asked, data, refused) for call in ended]
 
 

@@ -65,9 +65,10 @@ class Parts:
     def __init__(self) -> None:
         self._handlers: dict[type, list[Handler]] = {}
 
-    def add(self, part: object) -> None:
-        """Let a part hear what it wants to."""
-        self.add_handlers(handlers_of(part))
+    def add(self, *parts: object) -> None:
+        """Let parts hear what they want to."""
+        for part in parts:
+            self.add_handlers(handlers_of(part))
 
     def add_handlers(self, handlers: Mapping[type, Handler]) -> None:
         """Let functions hear messages, events and actions, by kind."""

@@ -71,6 +71,8 @@ class Pace:
         """By rank: its number of reports, and how far it was, at the last comparison."""
         self._since: dict[int, list[str | None]] = {}
         """By rank that was slow in the last comparisons: how far it was before each of them."""
+        self.places: dict[int, str] = {}
+        """By rank that has become slow: where it spends most of its own time, or nothing."""
 
     @property
     def slow(self) -> set[int]:
@@ -90,6 +92,7 @@ class Pace:
         self._since = {rank: [*self._since.get(rank, ()), self._progress[rank]] for rank in slower}
         new = [rank for rank, since in self._since.items() if len(since) == _COMPARISONS]
         found = [self._slow_rank(rank, ranks[rank].host, *slower[rank]) for rank in new]
+        self.places |= {one.rank: one.place for one in found}
         self._compared_at, self._vitals = now, {}
         self._reports, self._progress = [rank.reports for rank in ranks], [_now_at(rank) for rank in ranks]
         return sorted(found, key=lambda slow: -slow.factor)

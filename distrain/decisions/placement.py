@@ -8,10 +8,13 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.decisions import pace
+from distrain.decisions.events import SendMessage
 from distrain.errors import LaunchError, ResourcesError
 from distrain.hosts.host import collective_variables
 from distrain.hosts.world import RankPlan, WorldPlan
@@ -116,9 +119,8 @@ def _check_resources(host: HostInfo, workers: int, scaling: ScalingConfig) -> No
 
 def _check_gpus(host: HostInfo, scaling: ScalingConfig) -> None:
     """Raise ResourcesError for GPUs of another type than requested."""
-    gpus = host.gpus or ()
     if scaling.accelerator_type is not None:
-        others = sorted({gpu.name for gpu in gpus if not _is_type(gpu.name, scaling.accelerator_type)})
+        others = sorted({gpu.name for gpu in host.gpus or () if not _is_type(gpu.name, scaling.accelerator_type)})
         if others:
             raise ResourcesError(
                 f"{host.name} has {', '.join(others)}, but accelerator_type is {scaling.accelerator_type!r}. Hide the "
@@ -155,7 +157,60 @@ def _shortage(host: str, workers: int, name: str, each: float, needed: float, av
     return text + "Ask for fewer workers (num_workers) or less per worker (resources_per_worker)."
 
 
-def worker_spec(
+# -- the orders to hosts when an attempt begins: the job, and the ranks to start -------------------------------------
+
+
+class Launch:
+    """The launch of one attempt after the other. Set ``meeting_point``."""
+
+    def __init__(self, request: RunRequest) -> None:
+        self._request = request
+        self._prepared: dict[str, int] = {}
+        """The hosts that know the job, and for how many workers they are prepared."""
+        self.meeting_point: wire.RendezvousPort | None = None
+        """What rank 0's host has answered in this attempt."""
+
+    def forget(self, host: str) -> None:
+        """Note that a host no longer knows the job."""
+        self._prepared.pop(host, None)
+
+    def prepare(self, plan: WorldPlan) -> list[SendMessage]:
+        """Send the job to hosts that do not have it, or are prepared for another number of workers."""
+        workers = {host: len(plan.on(host)) for host in plan.hosts}
+        new = [host for host in plan.hosts if self._prepared.get(host) != workers[host]]
+        self._prepared |= workers
+        orders: list[SendMessage] = []
+        latest: wire.Prepare | None = None
+        for host in new:
+            message = prepare_message(self._request, host, workers[host])
+            latest = latest if message == latest else message  # equal ones are encoded once
+            orders.append(SendMessage(host, latest))
+        return orders
+
+    def reserve(self, plan: WorldPlan, attempt: int) -> SendMessage:
+        """Reserve the port of the rendezvous on rank 0's host.
+
+        Each attempt has a new one, so that no rank can connect to a process of an earlier attempt.
+        """
+        host = plan.hosts[0]
+        return SendMessage(host, wire.ReservePort(attempt=attempt, peer=plan.peer_of(host)))
+
+    def start(self, plan: WorldPlan, checkpoint: str | None, skip_to: Mapping[str, Any]) -> list[SendMessage]:
+        """Start the ranks of all hosts. Raise LaunchError if hosts cannot reach each other."""
+        assert self.meeting_point is not None
+        given = self._request.hosts[plan.hosts[0]].environment.get("MASTER_ADDR")
+        address = rendezvous_address(plan, wanted=given, found=self.meeting_point.address)
+        meeting = replace(self.meeting_point, address=address)
+        spec_of = partial(_worker_spec, self._request, plan, checkpoint=checkpoint, skip_to=skip_to, meeting=meeting)
+        named = "" if plan.shares_network else address
+        ranks = {host: [_fields_of(spec_of(rank)) for rank in plan.on(host)] for host in plan.hosts}
+        return [
+            SendMessage(host, wire.Start(attempt=meeting.attempt, ranks=specs, rendezvous=named))
+            for host, specs in ranks.items()
+        ]
+
+
+def _worker_spec(
     request: RunRequest,
     plan: WorldPlan,
     rank: RankPlan,
@@ -172,9 +227,9 @@ def worker_spec(
     return wire.WorkerSpec(
         attempt=meeting.attempt,
         rank=rank.rank,
-        context=fields_of(request.worker_facts(plan, rank, meeting.attempt)),
+        context=_fields_of(request.worker_facts(plan, rank, meeting.attempt)),
         environment={
-            **rank_environment(request, plan, rank, meeting),
+            **_rank_environment(request, plan, rank, meeting),
             **{name: first[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in first},  # the user's own
         },
         defaults={**rendezvous_network(plan, rank.node_rank), **RANK_DEFAULTS, **request.backend.defaults},
@@ -190,12 +245,12 @@ def worker_spec(
     )
 
 
-def fields_of(instance: wire.WorkerSpec | WorkerFacts) -> dict[str, Any]:
+def _fields_of(instance: wire.WorkerSpec | WorkerFacts) -> dict[str, Any]:
     """Return the fields of a dataclass by name. Unlike ``dataclasses.asdict()``, this copies no values."""
     return {name: getattr(instance, name) for name in instance.__dataclass_fields__}
 
 
-def rank_environment(
+def _rank_environment(
     request: RunRequest, plan: WorldPlan, rank: RankPlan, meeting: wire.RendezvousPort
 ) -> dict[str, str]:
     """Return the variables that torchrun sets (torch/distributed/elastic, LocalElasticAgent)."""

@@ -124,14 +124,14 @@ class RowAssembly:
         self._counts = ReportCounts(0)
         return self._complete()
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """Return when :meth:`tick` may complete a row if nothing else happens."""
         row = self._rows.get(self._next)
-        return row.since + ROW_TIMEOUT_S if row is not None and self._counts.ranks_with(0) else None
+        return row.since + ROW_TIMEOUT_S if row is not None and self._counts.ranks_with(0) else math.inf
 
     def tick(self, now: float) -> list[ReportsJoined]:
         """Stop waiting for ranks that have been silent for too long, until they report."""
-        if (deadline := self.deadline()) is None or now < deadline:
+        if now < self.deadline():
             return []
         for rank in list(self._counts.ranks_with(0)):
             self._counts.remove(rank)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.api.observer import (
     AttemptBegan,
@@ -47,6 +47,7 @@ class RunStatus:
     grace_s: the seconds that workers have to stop.
     """
 
+    hears: ClassVar[tuple[type[Fact], ...]] = ()
     location: str
     started: float
     grace_s: float = 0.0
@@ -77,8 +78,6 @@ class RunStatus:
     _samples: deque[tuple[float, float]] = field(default_factory=deque)
     """Times, and the steps or reports of rank 0 that were done by then."""
     _pace: Pace = field(default_factory=Pace)
-    _slow_places: dict[int, str] = field(default_factory=dict)
-    """By rank that has become slow: where it spends most of its own time, or nothing."""
     _troubles: dict[str, list[Trouble]] = field(default_factory=dict)
     """By host: what is wrong with its memory and its GPUs now."""
 
@@ -120,7 +119,7 @@ class RunStatus:
             if first.begun is not None and first.reports:
                 self._usual_s = (first.reported - first.begun) / first.reports
         self.ranks, self.reports = [RankStatus(host, fact.now) for host in fact.hosts], 0
-        self.progress, self._pace, self._slow_places, self._troubles = None, Pace(len(fact.hosts), fact.now), {}, {}
+        self.progress, self._pace, self._troubles = None, Pace(len(fact.hosts), fact.now), {}
         self._samples.clear()
 
     def _kept_until(self) -> float:
@@ -147,9 +146,7 @@ class RunStatus:
         """Note how a rank spends its time. Return the ranks that become slow by that: none while ranks stand still."""
         if self.hang is not None or self.is_debugged:
             return []
-        slow = self._pace.heard(vitals, self.ranks, now)
-        self._slow_places.update({one.rank: one.place for one in slow})
-        return slow
+        return self._pace.heard(vitals, self.ranks, now)
 
     def heard_troubles(self, host: str, troubles: Sequence[Trouble]) -> tuple[list[Trouble], list[Trouble]]:
         """Note what is wrong on a host now. Return what is new, and what is over."""
@@ -214,7 +211,7 @@ class RunStatus:
 
     def slow_place(self, rank: int) -> str:
         """Return where a slow rank spends most of its own time, such as ``load_batch (train.py:31)``, or nothing."""
-        return self._slow_places.get(rank, "")
+        return self._pace.places.get(rank, "")
 
     def troubles(self) -> list[Trouble]:
         """Return what is wrong with memory and GPUs of ranks that have not ended."""

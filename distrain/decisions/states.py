@@ -6,12 +6,12 @@ Pure: no I/O, no clock.
 from __future__ import annotations
 
 import enum
-from collections import deque
 from typing import TYPE_CHECKING
 
 from distrain.errors import InvalidTransition
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Mapping
 
 
@@ -104,18 +104,12 @@ _MOVES: Mapping[enum.Enum, frozenset[enum.Enum]] = {
     RankState.EXITED: frozenset(),
 }
 """The states that may follow each state of a run, and each state of a rank."""
-_STORY_LENGTH = 200
+STORY_LENGTH = 200
 """Number of moves that InvalidTransition shows."""
 
 
-class Story:
-    """The latest moves of a run and its ranks."""
-
-    def __init__(self) -> None:
-        self._moves: deque[str] = deque(maxlen=_STORY_LENGTH)
-
-    def note(self, who: str, old: RunState | RankState, new: RunState | RankState) -> None:
-        """Note a move. Raise InvalidTransition, with the story, if it is not allowed."""
-        self._moves.append(f"{who}: {old.name} -> {new.name}")
-        if new not in _MOVES[old]:
-            raise InvalidTransition("\n".join([f"illegal move of {who}; please report this bug", *self._moves]))
+def note_move(story: deque[str], who: str, old: RunState | RankState, new: RunState | RankState) -> None:
+    """Add a move to the story of a run. Raise InvalidTransition, with the story, if it is not allowed."""
+    story.append(f"{who}: {old.name} -> {new.name}")
+    if new not in _MOVES[old]:
+        raise InvalidTransition("\n".join([f"illegal move of {who}; please report this bug", *story]))

@@ -360,11 +360,9 @@ class SimulatedRanks:
     def drive(self, run: Callable[[], None]) -> None:
         run()
 
-    def begin(self, loop: SimulatedLoop, on_message: Any, on_lost: Any) -> None:
+    def open(self, loop: SimulatedLoop, on_message: Any, on_lost: Any) -> None:
         self._loop, self._on_message, self._on_lost = loop, on_message, on_lost
         self._process.loop = loop  # type: ignore[attr-defined]
-
-    def open(self) -> None:
         for host in self._hosts.values():
             if host.agent is not None:
                 host.agent.lose()

@@ -347,8 +347,8 @@ KNOWN = [
     Known(
         "no hang is shown once a host is lost whose ranks had finished",
         "coordinator/engine.py",
-        "return self.machine.living_hosts if",
-        "return list(self.machine.plan.hosts) if",
+        "lambda: self.machine.living_hosts if",
+        "lambda: list(self.machine.plan.hosts) if",
     ),
     Known(
         "a hang whose rank then finishes never ends",

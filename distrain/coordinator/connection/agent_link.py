@@ -102,12 +102,13 @@ class AgentLink:
     """The process that carries the messages to and from one agent: ssh, or the agent itself on this machine.
 
     on_end: the agent has ended, or was refused and dropped; gets the reason.
+    run_id: names its processes, even when it serves a later run.
     """
 
     def __init__(
-        self, loop: Loop, transport: Transport, argv: list[str], *, on_message: _OnMessage = _ignore, on_end: _OnEnd
+        self, loop: Loop, transport: Transport, argv: list[str], run_id: str, *, on_message: _OnMessage, on_end: _OnEnd
     ) -> None:
-        self.name = transport.host.name
+        self.name, self.run_id = transport.host.name, run_id
         self.lease_s = transport.lease_s
         """Seconds of silence after which the agent counts as dead."""
         self.hello: dict[str, Any] = {}

@@ -59,8 +59,6 @@ class Connections:
         self._latest: wire.Message | None = None
         """The latest message that was sent, which often goes to all hosts, and its bytes."""
         self._latest_bytes = b""
-        self._ids: dict[str, str] = {}
-        """The id in the environment of all processes of a host, by its name. Each host that was contacted has one."""
         self._inherited: resting_agents.InheritedState = (object(),)
         self._has_lost = False
         """True once an agent was replaced. None rests then."""
@@ -68,19 +66,17 @@ class Connections:
     def drive(self, run: Callable[[], None]) -> None:
         run()
 
-    def begin(
+    def open(
         self, loop: Loop, on_message: Callable[[str, wire.Message], None], on_lost: Callable[[HostLost], None]
     ) -> None:
         self._loop, self._on_message, self._on_lost = loop, on_message, on_lost
-
-    def open(self) -> None:
         if self._stale_id:
             self._sweep(dict.fromkeys(self._transports, self._stale_id))
         self._ping()
 
     def connect(self, name: str) -> None:
         """Wake up an agent that has served an earlier run of this process, or start one."""
-        if not (self._is_alone and name not in self._ids and self._wake(name)):
+        if not (self._is_alone and name not in self._links and self._wake(name)):
             self._start(name)
 
     @property
@@ -96,17 +92,17 @@ class Connections:
         agent = resting_agents.take(self._inherited)
         if agent is None:
             return False
-        self._links[name], self._ids[name] = agent.link, agent.run_id
+        self._links[name] = agent
         self._greeted.add(name)  # in its earlier run
 
         def give_up() -> None:
-            if not agent.link.greeted and self._links[name] is agent.link:
+            if not agent.greeted and self._links[name] is agent:
                 self._start(name)
 
         def ended(link: AgentLink, why: str) -> None:
             self._on_end(link, why) if link.greeted else give_up()
 
-        agent.link.wake(self._loop, on_message=self._receive, on_end=ended)
+        agent.wake(self._loop, on_message=self._receive, on_end=ended)
         self._loop.call_in("wake", _WAKE_TIMEOUT_S, give_up)
         return True
 
@@ -119,16 +115,16 @@ class Connections:
             former.dispose()
         run_id = self._request.run_id
         own_id = f"{run_id}.{self._position[name]}"
-        lost = [self._ids[name]] if name in self._ids else []
+        lost = [] if former is None else [former.run_id]
         ids = f"{process.extended_run_ids(run_id)}:{own_id}"  # two hosts may be one machine
         argv = agent_argv(transport, ids, run_id, self._gpus(transport), *lost, flags=self._request.python_flags)
         try:
-            self._links[name] = AgentLink(self._loop, transport, argv, on_message=self._receive, on_end=self._on_end)
+            self._links[name] = AgentLink(
+                self._loop, transport, argv, own_id, on_message=self._receive, on_end=self._on_end
+            )
         except OSError as error:
             why = f"cannot start distrain there: {error}"
             self._loop.call_in(f"connect {name}", 0.0, lambda: self._on_lost(HostLost(name, why)))
-            return
-        self._ids[name] = own_id
 
     def _on_end(self, link: AgentLink, why: str) -> None:
         self._on_lost(HostLost(link.name, why, turned_away=link.was_turned_away))
@@ -170,7 +166,7 @@ class Connections:
 
     def stream_argv(self, name: str) -> list[str]:
         """Return the command line that starts a stream server on a host, which has an agent."""
-        ids = f"{process.extended_run_ids(self._request.run_id)}:{self._ids[name]}"
+        ids = f"{process.extended_run_ids(self._request.run_id)}:{self._links[name].run_id}"
         return stream_argv(self._transports[name], ids, self._links[name].hello, flags=self._request.python_flags)
 
     def _ping(self) -> None:
@@ -199,12 +195,9 @@ class Connections:
             if not link.greeted:
                 link.drop()
         may_rest = keep and self._is_alone and not self._has_lost
-        resting = {link for name, link in self._links.items() if may_rest and self._keep(name)}
+        resting = {one for one in self._links.values() if may_rest and resting_agents.keep(one, self._inherited)}
         clean = resting | close_all([link for link in self._links.values() if link not in resting])
-        self._sweep({name: self._ids[name] for name in self._greeted if self._links[name] not in clean})
-
-    def _keep(self, name: str) -> bool:
-        return resting_agents.keep(self._links[name], self._ids[name], self._inherited)
+        self._sweep({name: self._links[name].run_id for name in self._greeted if self._links[name] not in clean})
 
     def _sweep(self, ids: Mapping[str, str]) -> None:
         """Kill the processes with these ids, by host; on many hosts at the same time."""

@@ -38,12 +38,10 @@ InheritedState = tuple[object, ...]
 class RestingAgent:
     """An agent without a run.
 
-    run_id: names its processes, and those of the runs that take it over.
     expires_at: when it is no longer taken over (time.monotonic).
     """
 
     link: AgentLink
-    run_id: str
     inherited_state: InheritedState
     expires_at: float
 
@@ -77,18 +75,18 @@ def inherited_state(argv: Sequence[str]) -> InheritedState:
     return (*argv, os.getcwd(), dict(os.environ), priority, *status, *files, *namespaces)
 
 
-def keep(link: AgentLink, run_id: str, inherited: InheritedState) -> bool:
+def keep(link: AgentLink, inherited: InheritedState) -> bool:
     """Let an agent rest until another fit() takes it over. Return False if it cannot: close it then."""
     seconds = idle_s()
     if seconds <= _MARGIN_S or not link.rest(seconds, time.monotonic() + CLOSE_TIMEOUT_S):
         return False
     expires_at = time.monotonic() + seconds - _MARGIN_S
     with _lock:
-        _resting.append(RestingAgent(link=link, run_id=run_id, inherited_state=inherited, expires_at=expires_at))
+        _resting.append(RestingAgent(link=link, inherited_state=inherited, expires_at=expires_at))
     return True
 
 
-def take(inherited: InheritedState) -> RestingAgent | None:
+def take(inherited: InheritedState) -> AgentLink | None:
     """Return an agent that has inherited the same; None if there is none. Close those that are no longer of use."""
     with _lock:
         usable = [agent for agent in _resting if agent.link.is_alive and time.monotonic() < agent.expires_at]
@@ -96,7 +94,7 @@ def take(inherited: InheritedState) -> RestingAgent | None:
         useless = [agent for agent in _resting if agent not in fitting]
         _resting[:] = fitting[:-1]
     close_all([agent.link for agent in useless])
-    return fitting[-1] if fitting else None
+    return fitting[-1].link if fitting else None
 
 
 def close() -> None:

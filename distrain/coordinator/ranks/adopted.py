@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.coordinator.connection.worker_settings import RENDEZVOUS_VARIABLES
 from distrain.coordinator.ranks.rank_channel import SocketChannel
+from distrain.coordinator.ranks.this_process import only_one
 from distrain.hosts.host_info import hello_of, host_info
 from distrain.hosts.network import reserve_port
 from distrain.system import process
@@ -88,7 +89,7 @@ class AdoptedRanks:
         return {} if self.own.error is None else {0: self.own.error}
 
     def drive(self, run: Callable[[], None]) -> None:
-        """Run in a thread, and be rank 0 in this one."""
+        """Run in a thread, and be rank 0 in this one. Raise LaunchError if another thread trains in this process."""
         errors: list[BaseException] = []
 
         def drive() -> None:
@@ -100,7 +101,7 @@ class AdoptedRanks:
                 self._channels.pop(0).close()
 
         thread = threading.Thread(target=drive, name="distrain-run", daemon=True)
-        with self.own.signals:
+        with only_one(), self.own.signals:
             thread.start()
             try:
                 self.own.serve()
@@ -113,15 +114,12 @@ class AdoptedRanks:
         if errors:
             raise errors[0]
 
-    def begin(
+    def open(
         self, loop: Loop, on_message: Callable[[str, wire.Message], None], on_lost: Callable[[HostLost], None]
     ) -> None:
         self._loop, self._on_message = loop, on_message
         for rank, channel in self._channels.items():
             channel.attach(loop, partial(self._on_frames, rank))
-
-    def open(self) -> None:
-        """Nothing of an earlier run is left that this module could end."""
 
     def connect(self, name: str) -> None:
         self._say(name, hello_of(host_info(with_gpus=self.with_gpus)))

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from distrain.coordinator.ranks.adopted import AdoptedRanks
 from distrain.coordinator.ranks.rank_channel import RankChannel
 from distrain.coordinator.ranks.stop_signals import stop_signals
-from distrain.coordinator.ranks.this_process import OwnRank, Signals, environment, module_path, only_one
+from distrain.coordinator.ranks.this_process import OwnRank, Signals, environment, module_path
 from distrain.system.loop import SignalRelay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from distrain import wire
     from distrain.api.context import TrainContext
@@ -37,16 +37,6 @@ class InProcessRank(AdoptedRanks):
         signals = Signals(stop_signals(request.stop_signals), channel, relay=SignalRelay(), is_alone=True)
         own = OwnRank(channel, signals, fresh=work.fresh, around=_as_rank, leave=partial(_leave, work))
         super().__init__({0: theirs}, own, with_gpus=request.scaling.use_gpu)
-
-    def drive(self, run: Callable[[], None]) -> None:
-        """Raise LaunchError if another thread trains in this process."""
-        try:
-            with only_one():
-                super().drive(run)
-        finally:
-            self.own.channel.close()
-            for channel in self._channels.values():
-                channel.close()
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import select
 import signal
 import socket
 import threading
@@ -34,7 +33,7 @@ from distrain.hosts.network import interface_variables, interfaces
 from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.system import process
 from distrain.system.log import warn
-from distrain.system.loop import SignalRelay
+from distrain.system.loop import Loop, SignalRelay
 from distrain.system.pickling import pickled
 from distrain.worker.job.job import unpickle_return_value
 
@@ -358,32 +357,27 @@ class JoinedRanks(AdoptedRanks):
 
     def say_goodbye(self, end: bytes) -> None:
         """Send the end of the run to the other ranks, and close the connections."""
-        channels = self._channels.values()
+        loop, channels = Loop(), self._channels.values()
         for rank, channel in self._channels.items():
+            channel.attach(loop, lambda frames: None)  # closing one with unread bytes would destroy what was sent
             channel.queue(wire.RunEnded(attempt=self._attempt, rank=rank, body=end))
         deadline, unsent = time.monotonic() + _FAREWELL_S, 0
-        while (waits := [one for one in channels if not one.at_end]) and time.monotonic() < deadline:
-            poll = select.poll()
-            for channel in waits:
-                poll.register(channel.read_fd, select.POLLIN | (select.POLLOUT if channel.queued_bytes else 0))
-            poll.poll(1000 * max(0.0, deadline - time.monotonic()))
-            for channel in waits:  # to close one that has unread bytes would destroy what was sent there
-                channel.flush()
-                channel.drain()
-            before, unsent = unsent, sum(channel.queued_bytes for channel in waits)
+        while not all(one.at_end for one in channels) and time.monotonic() < deadline:
+            loop.call_at("farewell", deadline, lambda: None)
+            loop.step()
+            before, unsent = unsent, sum(one.queued_bytes for one in channels)
             if unsent != before:  # a large return value is on its way
                 deadline = time.monotonic() + _FAREWELL_S
         for channel in channels:
             channel.close()
+        loop.close()
 
 
 def _pickled_end(result: Result | None, error: BaseException | None) -> bytes:
     """Pickle the end of the run. The return value is a pickle within it: no rank fails for want of that."""
-    value = b"" if result is None else _pickled(result.return_value)
-    if result is not None:
-        result = replace(result, return_value=None)
+    value = _pickled(result.return_value) if result else b""
     unknown = ControllerError(str(error) or "what rank 0 returns cannot be pickled")
-    return _pickled((result, error, value)) or pickle.dumps((None, unknown, b""))
+    return _pickled((result and replace(result, return_value=None), error, value)) or pickle.dumps((None, unknown, b""))
 
 
 def _pickled(value: object) -> bytes:

@@ -34,17 +34,16 @@ class Ranks(Protocol):
     def drive(self, run: Callable[[], None]) -> None:
         """Call ``run``, which returns when the run has ended: here, or in a thread if this thread has to be a rank."""
 
-    def begin(
+    def open(
         self, loop: Loop, on_message: Callable[[str, wire.Message], None], on_lost: Callable[[HostLost], None]
     ) -> None:
-        """Use this loop from now on. No callback is called before the loop's next step.
+        """Begin the run: use this loop from now on, and end what an earlier part of the run has left behind.
+
+        Called in the thread of the loop. No callback is called before the loop's next step.
 
         on_message: gets the name of a host and its message.
         on_lost: gets the loss of a host. Nothing more comes from it until :meth:`connect`.
         """
-
-    def open(self) -> None:
-        """Begin the run: end what an earlier part of it has left behind. Called in the thread of the loop."""
 
     def connect(self, name: str) -> None:
         """Connect a host. It answers with ``Hello``, or is lost."""

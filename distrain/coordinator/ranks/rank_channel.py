@@ -18,9 +18,7 @@ import threading
 import time
 import weakref
 from _queue import Empty, SimpleQueue  # queue.py may be the module of a user
-from dataclasses import dataclass, field
-from functools import partial
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from distrain import wire
 from distrain.errors import LaunchError, StandInError, StorageError, WorkerGroupError
@@ -46,12 +44,11 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
 """With these, a reader notices within 14 s that the other host has no power or no network."""
 
 
-@dataclass(frozen=True, slots=True)
-class Passwords:
+class Passwords(NamedTuple):
     """The words by which a rank and rank 0 know each other: what the rank says, and the answer."""
 
-    ours: str = field(default_factory=partial(secrets.token_hex, _PASSWORD_BYTES))
-    reply: str = field(default_factory=partial(secrets.token_hex, _PASSWORD_BYTES))
+    ours: str
+    reply: str
 
 
 class Entrance:
@@ -61,7 +58,7 @@ class Entrance:
     """
 
     def __init__(self, ranks: int, *, only_here: bool) -> None:
-        self.passwords = Passwords()
+        self.passwords = Passwords(secrets.token_hex(_PASSWORD_BYTES), secrets.token_hex(_PASSWORD_BYTES))
         self._ranks = ranks
         self._connections: dict[int, socket.socket] = {}
         self._complete = threading.Event()

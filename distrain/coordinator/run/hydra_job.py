@@ -40,12 +40,8 @@ def _each(value: Any, convert: Callable[[Any, Any], Any]) -> Any:
 
 def beside_output(run: RunConfig) -> RunConfig:
     """Return the config of a run whose directory lies beside Hydra's output directory, unless it says where."""
-    if run.storage_path is not None or run.storage_filesystem is not None or (job := _job()) is None:
-        return run
-    return replace(run, storage_path=os.path.dirname(job.runtime.output_dir))
-
-
-def _job() -> Any:
-    """Return Hydra's settings of the job that runs in this process."""
     module = sys.modules.get("hydra.core.hydra_config")
-    return module.HydraConfig.get() if module is not None and module.HydraConfig.initialized() else None
+    says_where = run.storage_path is not None or run.storage_filesystem is not None
+    if says_where or module is None or not module.HydraConfig.initialized():
+        return run
+    return replace(run, storage_path=os.path.dirname(module.HydraConfig.get().runtime.output_dir))

@@ -148,7 +148,7 @@ class Run:
         in_process = not self._starts_workers
         self._begun = RunBegan(self.request.run_id, name, location, self.store.paths.root, in_process)
         self._status = RunStatus(location, time.monotonic(), self.request.stop_grace_s)
-        return Observers([EventLog(self.store), *observers_of(self._context, self._begun, self._status)])
+        return Observers([self._status, EventLog(self.store), *observers_of(self._context, self._begun, self._status)])
 
     def _end(
         self,

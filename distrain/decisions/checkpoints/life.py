@@ -115,6 +115,7 @@ class Checkpoints:
 
     @hears(AttemptStarts)
     def _on_attempt_starts(self, _: str, starts: AttemptStarts) -> None:
+        self.site.plan = starts.plan
         self._begin(starts.attempt, len(starts.plan.ranks))
         self._gather()
         if self._is_doubtful and self.ledger.latest is not None and not self.is_gathering:
@@ -150,7 +151,7 @@ class Checkpoints:
     @hears(HostLost)
     def _on_host_lost(self, _: str, lost: HostLost) -> None:
         self.rounds.lost(lost.host)
-        ranks = [rank.rank for rank in self.site.plan.on(lost.host)] if self.assembly.world_size else []
+        ranks = [rank.rank for rank in self.site.plan.on(lost.host)]
         self.assembly.lost(ranks)
 
     @hears(wire.Exited)
@@ -198,10 +199,7 @@ class Checkpoints:
     # -- the checkpoint to start from -----------------------------------------------------------------------------
 
     @hears(actions.RunBegins)
-    def _on_run_begins(self, _: str, event: actions.RunBegins) -> None:
-        self._verify()
-
-    def _verify(self) -> None:
+    def _verify(self, *_: object) -> None:
         """Have the latest checkpoint verified. Workers start only when it is known to be intact."""
         if self.ledger.latest is None:
             self._start_from(self._foreign)

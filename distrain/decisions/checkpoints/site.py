@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from distrain.hosts.world import WorldPlan
 from distrain.storage.names import checkpoint_name
 
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
     from distrain import wire
     from distrain.api.config import CheckpointConfig
-    from distrain.hosts.world import WorldPlan
     from distrain.system.remote_path import RemotePath
 
 
@@ -24,7 +24,7 @@ class Site:
     location: the run directory. is_remote: uploaders store all files. racks: by host. validates: the run has a
     validation function. metadata: the run's, which is added to that of every checkpoint.
     checkpoint: where the run starts if it has no checkpoint itself.
-    find_plan: returns the plan of the latest attempt. lacks_storage: tells whether a host does not see the storage.
+    plan: that of the latest attempt. lacks_storage: tells whether a host does not see the storage.
     is_training: tells whether hosts have all that they need for uploads. is_idle: tells whether the storage has
     nothing to do. new_name: returns a name for the checkpoint with a number, and never the same one again.
     wall_time: returns the seconds since 1970. token: what hosts show each other to get checkpoints in memory.
@@ -33,7 +33,7 @@ class Site:
     config: CheckpointConfig
     location: Path | RemotePath
     is_remote: bool
-    find_plan: Callable[[], WorldPlan | None]
+    plan: WorldPlan = field(default_factory=lambda: WorldPlan(ranks=()))
     checkpoint: str | None = None
     racks: Mapping[str, str] = field(default_factory=dict)
     validates: bool = False
@@ -44,13 +44,6 @@ class Site:
     new_name: Callable[[int], str] = checkpoint_name
     wall_time: Callable[[], float] = lambda: 0.0
     token: str = ""
-
-    @property
-    def plan(self) -> WorldPlan:
-        """The plan of the latest attempt."""
-        plan = self.find_plan()
-        assert plan is not None
-        return plan
 
     def host_of(self, rank: int) -> str:
         """Return the host of a rank."""

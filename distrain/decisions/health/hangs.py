@@ -49,15 +49,8 @@ class Keep(NamedTuple):
     body: bytes
 
 
-class Reply(NamedTuple):
-    """Answer a person who has asked for stacks."""
-
-    reply: Callable[[str], None]
-    text: str
-
-
 if TYPE_CHECKING:
-    Action = wire.ToWorker | SendMessage | ShowLine | HangDetected | HangBegan | HangEnded | Keep | Reply
+    Action = wire.ToWorker | SendMessage | ShowLine | HangDetected | HangBegan | HangEnded | Keep
 
 
 @dataclass(eq=False)
@@ -134,14 +127,10 @@ class Hangs:
         wire.AskCheckpointList,
         wire.FetchCheckpoint,
         wire.Output,
+        Brought,
     )
-    def on_sign_of_life(self, _: str, message: wire.Message) -> None:
-        """Note that a rank does something."""
-        self.progress()
-
-    @does(Brought)
-    def on_brought(self, _: Brought) -> None:
-        """Note that a rank goes on, which may have waited for files longer than a rank may stand still."""
+    def on_sign_of_life(self, _: str, message: wire.Message | Brought) -> None:
+        """Note that a rank does something. One that gets files may have waited longer than a rank may stand still."""
         self.progress()
 
     @hears(wire.Running)
@@ -399,9 +388,9 @@ class Hangs:
             if form == "json":
                 found = places_of(self._stacks, silent=self._silent, finished=self.standstills.finished)
                 places = [{"ranks": ranks, "where": where} for ranks, where in found]
-                self.actions.append(Reply(reply, json.dumps({"places": places, "notes": notes})))
+                reply(json.dumps({"places": places, "notes": notes}))
                 return
             shown = lines or ("no rank is running: the workers are being started, or have ended",)
-            self.actions.append(Reply(reply, "\n".join([*notes, *shown])))
+            reply("\n".join([*notes, *shown]))
 
         self._take_stacks(show)

@@ -94,7 +94,8 @@ class HostPool:
         """How often each host was turned away that has not answered."""
         self._later: set[str] = set()
         """The hosts that were turned away and will be contacted again."""
-        self._reconnect_failure: dict[str, str] = {}
+        self._later_failure: dict[str, str] = {}
+        """By lost host: a line that says why it could not be connected again."""
         self._reconnect_until = -math.inf
         self._wait_until = math.inf
         self._progress_due = math.inf
@@ -138,7 +139,7 @@ class HostPool:
         self._at_once = min(self._at_once + 1, MOST_AT_ONCE)
         self._connected_slots += 0 if host in self._connected else self._slots[host]
         self._connected[host] = info
-        for noted in (self.losses, self._reconnect_failure, self._turned_away):
+        for noted in (self.losses, self._later_failure, self._turned_away):
             noted.pop(host, None)
 
     def mark_lost(self, host: str, why: str, now: float) -> None:
@@ -150,7 +151,7 @@ class HostPool:
         if retry_at <= self._reconnect_until:
             self._allow(host, retry_at)
         if host in self.losses:
-            self._reconnect_failure[host] = why
+            self._later_failure[host] = f"\n    tried again: {why}"
         self.losses.setdefault(host, why)
 
     def may_try_later(self, host: str, now: float) -> bool:
@@ -174,12 +175,9 @@ class HostPool:
         """Return a line for each lost host (of ``hosts``, if given) that says why it was lost."""
         chosen = self.losses if hosts is None else set(hosts)
         lost = [host for host in self.losses if host in chosen]
-        lines = [f"{host}: {self.losses[host]}{self._describe_reconnect(host)}" for host in lost[:_MOST_LOSSES_SHOWN]]
-        others = lost[_MOST_LOSSES_SHOWN:]
+        shown, others = lost[:_MOST_LOSSES_SHOWN], lost[_MOST_LOSSES_SHOWN:]
+        lines = [f"{host}: {self.losses[host]}{self._later_failure.get(host, '')}" for host in shown]
         return "\n".join([*lines, *([f"and {len(others):,} other hosts: {name_hosts(others)}"] if others else [])])
-
-    def _describe_reconnect(self, host: str) -> str:
-        return f"\n    tried again: {self._reconnect_failure[host]}" if host in self._reconnect_failure else ""
 
     # -- the search -----------------------------------------------------------------------------------------------
 

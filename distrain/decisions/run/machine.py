@@ -19,16 +19,15 @@ from distrain.decisions import events
 from distrain.decisions.blame import culprit_first, finished_early
 from distrain.decisions.checkpoints.actions import NewStart
 from distrain.decisions.hearing import on, table_of
-from distrain.decisions.placement import make_plan
+from distrain.decisions.placement import Launch, make_plan
 from distrain.decisions.ranks import Rank, Ranks
 from distrain.decisions.run.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
-from distrain.decisions.run.launching import Launch
 from distrain.decisions.run.retries import RetryPolicy, start_without_checkpoint
 from distrain.decisions.run.rollbacks import Rollbacks
 from distrain.decisions.run.saving import Saving
 from distrain.decisions.run.stopping import TERM_GRACE_S, Stopping
 from distrain.decisions.run.telling import changed_plan, crowded_hosts, failed_attempt, lost_host_error, missing_hosts
-from distrain.decisions.states import RankState, RunState, Story
+from distrain.decisions.states import STORY_LENGTH, RankState, RunState, note_move
 from distrain.errors import LaunchError, ResourcesError
 from distrain.system.text import name_hosts, name_ranks
 
@@ -71,7 +70,8 @@ class RunStateMachine:
         """The run directory cannot be written."""
         self.plan: WorldPlan | None = None
         """The plan of the latest attempt."""
-        self._story = Story()
+        self._story: deque[str] = deque(maxlen=STORY_LENGTH)
+        """The latest moves of the run and its ranks."""
         self.stopping = Stopping(request)
         self.retries = RetryPolicy(request.failure_config, is_script=request.is_script)
         self.hung: events.HangDetected | None = None
@@ -141,10 +141,9 @@ class RunStateMachine:
         """Return whether a rank has done its work that has sent no outcome: a script may end by its exit code alone."""
         return self.request.is_script and end.exit_code == 0 and self._ranks[end.rank].state is RankState.RUNNING
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """Return when the machine needs a :class:`~distrain.decisions.events.Tick`."""
-        moment = min(self._deadline, self.stopping.consensus.deadline)
-        return moment if moment < math.inf else None
+        return min(self._deadline, self.stopping.consensus.deadline)
 
     # -- events ---------------------------------------------------------------------------------------------------
 
@@ -210,7 +209,7 @@ class RunStateMachine:
         text = f"{name_hosts(self._busy_hosts)}: processes could not be ended within the time limit"
         if self.is_done:
             self._do(events.ShowLine(text))
-            self._settle()
+            self._begin_wait(RunState.SETTLING)
         else:
             self._give_up(text)
 
@@ -241,10 +240,7 @@ class RunStateMachine:
         self._try_start_attempt()
 
     @on(_Due, RunState.CONNECTING)
-    def _on_search_due(self, _: str, event: _Due) -> None:
-        self._try_start_attempt()
-
-    def _try_start_attempt(self) -> None:
+    def _try_start_attempt(self, *_: object) -> None:
         """Begin the next attempt if there are hosts for it. Otherwise connect further hosts and wait, or give up."""
         connecting = [events.ConnectHost(host) for host in self._host_pool.hosts_to_connect(self._now)]
         readiness = self._host_pool.readiness(self._now)
@@ -306,7 +302,7 @@ class RunStateMachine:
         assert self.plan is not None
         skip_to = self._rollbacks.skip_to(self.checkpoint)
         try:
-            starts = self._launch.start(self.plan, self.attempt, self.checkpoint, skip_to)
+            starts = self._launch.start(self.plan, self.checkpoint, skip_to)
         except LaunchError as error:
             self._give_up(str(error))
             return
@@ -425,10 +421,7 @@ class RunStateMachine:
             self._do(events.ShowLine(self._saving.describe(self.failed_ranks, self._now)))
 
     @on(_Due, RunState.SAVING)
-    def _on_saving_due(self, _: str, event: _Due) -> None:
-        self._stop_after_failure()
-
-    def _stop_after_failure(self) -> None:
+    def _stop_after_failure(self, *_: object) -> None:
         """Stop the ranks of a failed attempt.
 
         If all failures so far are consequences of another one, the agents wait for that one while they take stacks.
@@ -615,7 +608,7 @@ class RunStateMachine:
         if self.state is not RunState.STOPPING:
             self._move(RunState.STOPPING)
         if not (hosts := self.living_hosts):
-            self._settle()
+            self._begin_wait(RunState.SETTLING)
             return
         order = replace(order, problem=self.problem or "")
         self._deadline = min(latest, self._now + self.stopping.note_order(order, hosts))
@@ -626,21 +619,14 @@ class RunStateMachine:
         self.stopping.note_last_stacks(host)
 
     @on(wire.HostIdle)
-    def _on_host_idle(self, host: str, message: wire.HostIdle) -> None:
-        self._note_idle(host)
-
-    def _note_idle(self, host: str) -> None:
+    def _note_idle(self, host: str, *_: object) -> None:
         """Note that no process of the attempt is left on a host."""
         if self.attempt_is_active:  # else the host has sent this twice: as its workers ended, and as answer to Stop
             self._busy_hosts.pop(host, None)
             if not self._busy_hosts:
-                self._settle()
+                self._begin_wait(RunState.SETTLING)
 
     # -- its checkpoints are completed ----------------------------------------------------------------------------
-
-    def _settle(self) -> None:
-        """No process of the attempt is left. Whether and where the next one starts depends on its checkpoints."""
-        self._begin_wait(RunState.SETTLING)
 
     def _begin_wait(self, state: RunState) -> None:
         """Wait in this state for what is :class:`~distrain.decisions.events.Outstanding`."""
@@ -739,10 +725,7 @@ class RunStateMachine:
         self._do(events.ShowLine(f"the next attempt starts in {delay_s:g} s"))
 
     @on(_Due, RunState.WAITING)
-    def _on_delay_over(self, _: str, event: _Due) -> None:
-        self._begin_next_attempt()
-
-    def _begin_next_attempt(self) -> None:
+    def _begin_next_attempt(self, *_: object) -> None:
         lost_before, place = set(self._host_pool.losses), len(self._actions)
         reconnect_s = self.request.failure_config.host_wait_s
         self._search_hosts(reconnect_s=reconnect_s, wait_s=LOST_HOST_GRACE_S)
@@ -772,11 +755,11 @@ class RunStateMachine:
         self._move(state)
 
     def _move(self, new: RunState) -> None:
-        self._story.note(f"attempt {self.attempt}", self.state, new)
+        note_move(self._story, f"attempt {self.attempt}", self.state, new)
         self.state = new
 
     def _move_rank(self, rank: Rank, new: RankState) -> None:
-        self._story.note(f"attempt {self.attempt}, rank {rank.plan.rank}", rank.state, new)
+        note_move(self._story, f"attempt {self.attempt}, rank {rank.plan.rank}", rank.state, new)
         self._ranks.move(rank, new)
 
 

@@ -35,19 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from distrain.api.observer import Fact
 
 Console = pytest.CaptureFixture[str]
-
-
-class StatusAndConsole(Observers):
-    """The observers of a run whose state hears each fact first."""
-
-    status: RunStatus
-
-    def tell(self, fact: Fact) -> None:
-        self.status.hear(fact)
-        super().tell(fact)
 
 
 def observers_of(
@@ -55,8 +44,7 @@ def observers_of(
 ) -> Observers:
     """The console of an attempt whose ranks are on these hosts, the last one on the last host."""
     status = RunStatus("/runs/run", started=0.0)
-    observers = StatusAndConsole([RunConsole(status, ranks=shown)])
-    observers.status = status
+    observers = Observers([status, RunConsole(status, ranks=shown)])
     observers.tell(AttemptBegan(0, [*hosts[:-1], *[hosts[-1]] * (ranks - len(hosts) + 1)], 0.0))
     return observers
 

@@ -27,7 +27,7 @@ def start(loop: Loop, script: str, ended: dict[str, str], *, number: int = 0) ->
     """Start a shell in place of an agent. Its end is noted in ``ended``."""
     transport = Transport(host=HostSpec(name=f"host{number}", address="host"), template=("far",), ships=False)
     end = lambda link, why: ended.setdefault(link.name, why)  # noqa: E731
-    return AgentLink(loop, transport, ["sh", "-c", script], on_end=end)
+    return AgentLink(loop, transport, ["sh", "-c", script], "run", on_message=lambda *message: None, on_end=end)
 
 
 def run_until_ended(loop: Loop, links: list[AgentLink], ended: dict[str, str]) -> None:

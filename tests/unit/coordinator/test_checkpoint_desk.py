@@ -31,9 +31,7 @@ class Handler:
         )
         plan = WorldPlan(ranks=tuple(plans))
         config = CheckpointConfig(num_to_keep=1, missing_rank_s=missing_rank_s)
-        self.checkpoints = Checkpoints(
-            store.ledger, Site(config, store.location, is_remote=False, find_plan=lambda: plan)
-        )
+        self.checkpoints = Checkpoints(store.ledger, Site(config, store.location, is_remote=False, plan=plan))
         parts = Parts()
         desk = CheckpointDesk(self.checkpoints, PausableClock(), flush=lambda: None, do=parts.tell)
         parts.add(store)

@@ -32,10 +32,8 @@ class Hosts:
     def __init__(self, transports: Any, request: Any) -> None:
         self.turned_away = 0
 
-    def begin(self, loop: Loop, on_message: Callable[[str, wire.Message], None], on_lost: Any) -> None:
+    def open(self, loop: Loop, on_message: Callable[[str, wire.Message], None], on_lost: Any) -> None:
         self.loop, self.on_message, self.on_lost = loop, on_message, on_lost
-
-    def open(self) -> None: ...
 
     def connect(self, name: str) -> None:
         match self.odd.get(name):

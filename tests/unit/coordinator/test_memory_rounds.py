@@ -58,7 +58,7 @@ class Run:
         )
         plan = WorldPlan(ranks=tuple(plans))
         config = {"storage_every_s": 1000.0, **config}
-        site = Site(CheckpointConfig(**config), self.store.location, is_remote=False, find_plan=lambda: plan, token="x")
+        site = Site(CheckpointConfig(**config), self.store.location, is_remote=False, plan=plan, token="x")
         self.memory = Rounds(self.ledger, site, self.do, lambda: None)
         perform(self.store)
         self.begin(0)

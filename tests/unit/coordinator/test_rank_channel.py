@@ -28,7 +28,7 @@ def entrance() -> Iterator[Entrance]:
 
 def test_only_who_knows_the_secret_gets_in(entrance: Entrance) -> None:
     with pytest.raises(OSError, match=r"another program answers|reset"):
-        connect("127.0.0.1", entrance.port, Passwords(), 1)
+        connect("127.0.0.1", entrance.port, Passwords("0" * 32, ""), 1)
     with socket.create_connection(("127.0.0.1", entrance.port)) as mute:
         ranks = [connect("127.0.0.1", entrance.port, entrance.passwords, rank) for rank in (2, 1)]
         connections = entrance.connections()
@@ -41,7 +41,7 @@ def test_only_who_knows_the_secret_gets_in(entrance: Entrance) -> None:
 
 def test_who_does_not_know_the_answer_is_not_rank_0(entrance: Entrance) -> None:
     with pytest.raises(OSError, match="another program answers"):
-        connect("127.0.0.1", entrance.port, Passwords(ours=entrance.passwords.ours), 1)
+        connect("127.0.0.1", entrance.port, entrance.passwords._replace(reply="no"), 1)
 
 
 @pytest.mark.parametrize("said", [b"", b"\0", b"\0\0\0\0", b"\0\0\0\3", b"\0\0\0\1"], ids=repr)

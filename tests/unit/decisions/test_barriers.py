@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -65,7 +66,7 @@ def test_a_rank_that_an_exception_took_out_is_named_and_all_meet_in_the_next_cal
     collectives = BarrierTracker(3)
     join(collectives, 0, 1, timeout_s=5.0)
     assert join(collectives, 0, 2, BROADCAST) == []
-    assert collectives.deadline() is None
+    assert collectives.deadline == math.inf
     for rank in (1, 2):
         assert refusals(join(collectives, rank, 1)) == {rank: GAVE_UP}
     assert join(collectives, 1, 2, BROADCAST) == []
@@ -92,9 +93,9 @@ def test_who_has_waited_for_its_timeout_hears_for_whom() -> None:
     collectives = BarrierTracker(4)
     join(collectives, 2, now=10.0, timeout_s=5.0)
     join(collectives, 0, now=12.0, timeout_s=5.0)
-    assert collectives.deadline() == 15.0
+    assert collectives.deadline == 15.0
     assert collectives.tick(14.9) == []
     told = refusals(collectives.tick(15.0))
     assert told == dict.fromkeys((0, 2), "ranks 1, 3 have not come to barrier() within 5 s")
     assert refusals(join(collectives, 1, now=16.0, timeout_s=5.0)) == {1: told[0]}, "the same for who comes later"
-    assert collectives.deadline() is None
+    assert collectives.deadline == math.inf

@@ -68,7 +68,7 @@ class Attempt:
             RankPlan(rank=rank, host="a", local_rank=0, local_world_size=1, node_rank=0) for rank in range(world_size)
         )
         plan = WorldPlan(ranks=tuple(ranks))
-        site = Site(config, Path("/run"), is_remote=False, find_plan=lambda: plan)
+        site = Site(config, Path("/run"), is_remote=False, plan=plan)
         self.said: list[Any] = []
         self.assembly = CheckpointAssembly(site, self._add, lambda commit, _: self._add(commit))
         self.assembly.begin(0, world_size, silent=silent)

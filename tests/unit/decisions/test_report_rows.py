@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -28,7 +29,7 @@ def plain(complete: list[ReportsJoined]) -> list[list[int | None]]:
 
 def test_a_silent_rank_is_waited_for_and_then_given_up() -> None:
     rows = RowAssembly(3)
-    assert rows.deadline() is None
+    assert rows.deadline() == math.inf
     assert report(rows, 0, 1, now=100.0) == []
     assert report(rows, 0, 2, now=101.0) == []
     assert report(rows, 1, 1, now=101.0) == []
@@ -36,7 +37,7 @@ def test_a_silent_rank_is_waited_for_and_then_given_up() -> None:
     assert rows.tick(100.0 + ROW_TIMEOUT_S / 2) == []
     assert plain(rows.tick(100.0 + ROW_TIMEOUT_S)) == [[10, 11, None]]
     assert report(rows, 1, 2, now=200.0) == [[20, 21, None]]
-    assert rows.deadline() is None
+    assert rows.deadline() == math.inf
 
 
 # -- ranks that have finished ----------------------------------------------------------------------------------------
@@ -75,6 +76,6 @@ def test_every_report_of_ranks_that_all_report_comes_out_once_and_in_order(data:
         rank = data.draw(st.sampled_from(behind))
         done[rank] += 1
         complete += report(rows, rank, done[rank])
-    assert rows.deadline() is None
+    assert rows.deadline() == math.inf
     assert complete == [[10 * index + rank for rank in range(world)] for index in range(1, reports + 1)]
     assert rows.end() == []
