@@ -257,12 +257,6 @@ KNOWN = [
         " or self.is_remote",
     ),
     Known(
-        "agents without the storage store a checkpoint there when the coordinator is gone",
-        "decisions/checkpoints/site.py",
-        '"" if self.is_remote or self.lacks_storage(host) else str(self.location)',
-        '"" if self.is_remote else str(self.location)',
-    ),
-    Known(
         "a rank that asks for a checkpoint which its host has already is not answered",
         "coordinator/checkpoint_copies.py",
         "            if copy.is_ready:\n                self._answer(copy)\n",

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.simulation.known_faults import KNOWN
 from tests.tables import SEED
 
-FUZZ = Path(__file__).parents[2] / "scripts" / "fuzz"
+ROOT = Path(__file__).parents[2]
+FUZZ = ROOT / "scripts" / "fuzz"
 
 
 def fuzz(*options: str) -> str:
@@ -23,3 +25,8 @@ def test_what_was_found_once_stays_away() -> None:
 
 def test_new_schedules_of_each_commit_break_no_promise() -> None:
     assert "; 0 broke a promise" in fuzz("--first", str(SEED * 10_000), "--minutes", "1")
+
+
+def test_each_known_fault_can_still_be_put_into_the_source() -> None:
+    sources = {known.name: (ROOT / "distrain" / known.file).read_text() for known in KNOWN}
+    assert [known.name for known in KNOWN if sources[known.name].count(known.old) != 1] == []
