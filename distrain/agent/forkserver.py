@@ -56,7 +56,6 @@ class ForkServer:
     """The server behind the socket. Each packet is one JSON object.
 
     Commands of the agent: ``spawn`` (with the descriptors of the worker), ``signal``, ``sweep``, ``ping``, ``renew``.
-    The method of that name, with an underscore, carries each one out.
     Answers: ``ready``, ``spawned``, ``failed``, ``exited``, ``swept``, ``alive``, ``stale``.
     """
 
@@ -130,17 +129,21 @@ class ForkServer:
             self._loop.stop()
             return
         command = json.loads(data)
-        if fds:
-            command["fds"] = WorkerFds._make(fds)
-        carry_out: Any = getattr(self, f"_{command.pop('kind')}")
-        carry_out(**command)
+        match command.pop("kind"):
+            case "spawn":
+                self._spawn(command["rank"], command["cpus"], WorkerFds._make(fds))
+            case "signal":
+                self._signal(command["ranks"], command["number"])
+            case "ping":
+                self._send(kind="alive")
+            case "sweep":
+                self._sweep()
+            case "renew":
+                self._renew(command["preload"])
 
     def _send(self, **message: Any) -> None:
         with contextlib.suppress(OSError):  # the end of the agent is noticed when reading
             self._socket.send(json.dumps(message).encode())
-
-    def _ping(self) -> None:
-        self._send(kind="alive")
 
     def _renew(self, preload: Sequence[str]) -> None:
         """Get ready for another run, with further modules."""

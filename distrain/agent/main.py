@@ -121,7 +121,6 @@ class Agent:
         self._setup = HostSetup(self._loop, self._up.queue)
         self._memory: MemoryKeeper | None = None
         """Once there are checkpoints in memory."""
-        """True once the coordinator has ended the run."""
         self._watch = HealthWatch(self._loop, self._up.queue)
         self._relay = WorkerRelay(self._loop, self._up, self._on_broken_pipe)
 
