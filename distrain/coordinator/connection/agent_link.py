@@ -119,11 +119,11 @@ class AgentLink:
         self.has_rested = False
         """True if the agent has served another run before."""
         self._transport = transport
-        self._loop = loop
+        self._loop: Loop | None = loop
         self._on_message, self._on_end = on_message, on_end
         self._child = ChildLink(argv, greeting=True)
         self._process, self._channel = self._child.process, self._child.channel
-        self._channel.attach(self._loop, self._receive)
+        self._channel.attach(loop, self._receive)
 
     # -- messages from the agent ----------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class AgentLink:
         """Ask the agent to keep its forkserver for a later run. Return False if it does not, and ends."""
         if self.dropped or not self.greeted:
             return False
-        self._use(Loop())
+        self._use(None)
         self.send(wire.Close(rests_s=idle_s))
         while not self._channel.at_end and time.monotonic() < deadline:
             self._channel.flush()
@@ -201,13 +201,11 @@ class AgentLink:
         """Use the agent for another run. It sends another HELLO."""
         self.greeted, self.has_rested = False, True
         self._child.forget_stray()
-        idle_loop = self._loop
         self._use(loop, on_message, on_end)
-        idle_loop.close()
-        self._channel.attach(self._loop, self._receive)
+        self._channel.attach(loop, self._receive)
         self.send(wire.Ping())
 
-    def _use(self, loop: Loop, on_message: _OnMessage = _ignore, on_end: _OnEnd = _ignore) -> None:
+    def _use(self, loop: Loop | None, on_message: _OnMessage = _ignore, on_end: _OnEnd = _ignore) -> None:
         """Use another loop and other callbacks from now on. Nothing is received until the channel is attached."""
         self._channel.detach()
         self._loop, self._on_message, self._on_end = loop, on_message, on_end
@@ -219,7 +217,6 @@ class AgentLink:
     def abandon(self) -> None:
         """Close the descriptors, in a process that was forked from the one to which the agent belongs."""
         self._child.close()
-        self._loop.close()
         self._process.returncode = 0  # it is not a child of this process
 
     # -- the end of the agent -------------------------------------------------------------------------------------
@@ -279,6 +276,7 @@ class AgentLink:
 
     def _look_for_end(self, deadline: float) -> None:
         if self.is_alive and time.monotonic() < deadline:
+            assert self._loop is not None
             self._loop.call_in(f"end of {self.name}", _END_POLL_S, lambda: self._look_for_end(deadline))
         else:
             self._on_end(self, self._why_it_ended())
@@ -296,14 +294,15 @@ class AgentLink:
         on_closed: called when it has ended. Nothing else that it sends is handled.
         """
         self._use(loop, on_end=lambda link, why: on_closed(link))
-        self._channel.attach(self._loop, self._receive)
+        self._channel.attach(loop, self._receive)
         self.send(wire.Close())
         self._channel.flush()
 
     def dispose(self) -> None:
         """Kill the process and close its descriptors; harmless when done twice."""
         self.dropped = True
-        self._loop.cancel(f"end of {self.name}")
+        if self._loop is not None:
+            self._loop.cancel(f"end of {self.name}")
         self._child.close()
         if self._transport.host.is_local and "pid" in self.hello and self.is_alive:
             process.kill(self.hello["pid"], signal.SIGCONT)  # an agent that was stopped empties the host now
