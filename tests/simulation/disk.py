@@ -63,13 +63,25 @@ class Disk:
         def call(*given: Any, **named: Any) -> Any:
             path = path_of(given[-1])
             self._world.pause(_COST_S)
-            if self.slow and self.has(path) and self._world.current is not None:
-                host = self._world.current.process.host
-                self._world.pause(2 * self.slow.get(host.name if host else "", 0.0))
+            self._be_slow(path)
             self.check(path)
             return function(*given, **named)
 
         return call
+
+    def copying(self, copy: Callable[..., int]) -> Callable[..., int]:
+        """Return a function that copies bytes from one descriptor to another, which takes long on a slow disk."""
+
+        def call(reader: int, writer: int, *given: int) -> int:
+            self._be_slow(path_of(writer))
+            return copy(reader, writer, *given)
+
+        return call
+
+    def _be_slow(self, path: str) -> None:
+        if self.slow and self.has(path) and self._world.current is not None:
+            host = self._world.current.process.host
+            self._world.pause(2 * self.slow.get(host.name if host else "", 0.0))
 
     def rename(self, rename: Callable[..., Any]) -> Callable[..., Any]:
         """Return os.rename() or os.replace() of this disk, which remembers what a power cut may undo."""

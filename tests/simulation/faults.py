@@ -293,7 +293,10 @@ def _ask(play: Play, what: str, **fields: Any) -> Channel | None:
     paths = getattr(life.engine, "store", None) and life.engine.store.paths
     if not life.process.is_alive or loop is None or not paths.requests.exists():
         return None
-    channel = requests.connect(paths)
+    try:
+        channel = requests.connect(paths)
+    except ConnectionRefusedError:  # the socket is that of a process that was killed
+        return None
     life.process.at_death.append(partial(_hang_up, loop))
     play.world.say(f"distrain {what} {fields}")
     channel.send(wire.Ask(attempt=0, **fields, what=what))

@@ -39,6 +39,7 @@ KNOWN = [
         "decisions/checkpoints/assembly.py",
         "            if not any(self.ordered.get(file) in self.unstored for file in own):\n",
         "            if True:\n",
+        "names,disks",
     ),
     Known(
         "a part that could not be stored is left out",
@@ -105,6 +106,7 @@ KNOWN = [
         "decisions/checkpoints/rounds.py",
         "            if copies := kept and kept.copies and kept.copies.get(part.copy):\n",
         '            if copies := "":\n',
+        "memory,lost",
     ),
     Known(
         "agents delete parts that are being hashed",
@@ -118,7 +120,7 @@ KNOWN = [
         "worker/reporting/memory_part.py",
         "            elif path.stat().st_nlink > 1 or str(path.relative_to(folder)) not in files:\n",
         "            elif str(path.relative_to(folder)) not in files:\n",
-        "memory",
+        "memory,looks",
     ),
     Known(
         "ranks read a checkpoint before all hosts know that they have it",

@@ -418,6 +418,7 @@ def patched(of: World, play: Play) -> Iterator[None]:
         mock.patch.object(local_store, "threading", threading),
         mock.patch.object(session, "threading", threading),
         mock.patch.object(file_transfer, "in_threads", lambda function, items, threads=0: [function(i) for i in items]),
+        mock.patch.object(file_transfer, "_copy_in_kernel", play.disk.copying(file_transfer._copy_in_kernel)),
         mock.patch.object(memory_part, "_check_room", partial(_check_room, of)),
         mock.patch.object(os, "mkdir", play.disk.timed(os.mkdir)),
         mock.patch.object(os, "write", play.disk.write),

@@ -295,6 +295,13 @@ def the_newest_checkpoint_can_be_read(play: Play) -> Iterator[str]:
             yield f"{name} could not be read: {why}"
 
 
+def a_quiet_run_loses_nothing(play: Play) -> Iterator[str]:
+    """As long as nothing disturbs a run, no line says that something could not be read, copied or stored."""
+    if _is_quiet(play) and not play.scenario.rolls_back:
+        bad = re.compile("cannot be used|cannot copy|cannot write|has the checksum|was only in memory")
+        yield from (text for _, text in play.world.story if bad.search(text))
+
+
 def every_row_is_used_once(play: Play) -> Iterator[str]:
     """A run that continues takes each row of its data once, but not those that a Rollback leaves out."""
     life = play.lives[-1]
@@ -636,6 +643,7 @@ PROPERTIES = [
     no_start_is_too_old,
     a_lost_host_costs_no_copied_checkpoint,
     the_newest_checkpoint_can_be_read,
+    a_quiet_run_loses_nothing,
     every_row_is_used_once,
     the_best_and_the_last_are_kept,
     local_files_are_deleted_after_the_commit,

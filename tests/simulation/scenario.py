@@ -129,6 +129,9 @@ THEMES = {
     "buckets": lambda one: one.bucket,
     "takeovers": lambda one: any(fault.kind == "take over" for fault in one.faults),
     "quiet": lambda one: bool(one.quiet),
+    "looks": lambda one: one.looks,
+    "lost": lambda one: one.hosts > 1 and any(fault.kind == "kill host" for fault in one.faults),
+    "names": lambda one: one.ranks > 1 and not (one.own_names or one.collectives),
     "debugging": lambda one: any(fault.kind == "debug" for fault in one.faults),
 }
 """What --only of scripts/fuzz selects."""
