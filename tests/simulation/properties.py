@@ -316,6 +316,8 @@ def every_row_is_used_once(play: Play) -> Iterator[str]:
     made = {fact.name: fact.index for _, fact in play.told if isinstance(fact, Committed)}
     started = {rank.attempt: made.get(_name(rank.spec.checkpoint), -1) for _, rank in play.starts}
     rollbacks = {event["attempt"]: event for event in _events(play) if event["event"] == "rollback"}
+    if len(rollbacks) < sum("asked to roll back" in text for _, text in play.world.story):
+        return  # the process was killed before it had written the line
     attempt, until, used, spare = max(rank.attempt for _, rank in play.starts), sys.maxsize, Counter[int](), 0
     while True:
         ranks = {rank.number: rank for _, rank in play.starts if rank.attempt == attempt}
@@ -573,9 +575,9 @@ def hangs_are_named(play: Play) -> Iterator[str]:
         yield from (f"{fact.text} is not said" for _, fact in hangs if fact.text.partition(";")[0] not in said)
         if len(hangs) != sum(isinstance(fact, HangEnded) for _, fact in play.told):
             yield "nobody is told that the hang has ended"
-    for life, attempt, number, began, ended in (
-        play.stopped if len(scenario.faults) == 1 and not scenario.sticks else ()
-    ):
+    # Others wait in report() for ranks that are quiet, whether they are stopped or not.
+    is_clear = len(scenario.faults) == 1 and not (scenario.sticks or scenario.quiet)
+    for life, attempt, number, began, ended in play.stopped if is_clear else ():
         calls = [by_rank for key, by_rank in sorted(play.collectives.entered.items()) if key[:2] == (life, attempt)]
         missed = next((by_rank for by_rank in calls if by_rank.get(number, 0) > ended), {})
         others_wait = all(at < began + 2 for rank, at in missed.items() if rank != number) and len(missed) > 1
