@@ -152,6 +152,7 @@ KNOWN = [
         "decisions/checkpoints/life.py",
         "filter(self._first_brought, saved.silent):",
         "():",
+        "hasty,disks",
     ),
     Known(
         "the run goes on from a checkpoint that was not verified",

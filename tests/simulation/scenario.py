@@ -130,6 +130,7 @@ THEMES = {
     "takeovers": lambda one: any(fault.kind == "take over" for fault in one.faults),
     "quiet": lambda one: bool(one.quiet),
     "looks": lambda one: one.looks,
+    "hasty": lambda one: one.missing_rank_s < 60,
     "lost": lambda one: one.hosts > 1 and any(fault.kind == "kill host" for fault in one.faults),
     "names": lambda one: one.ranks > 1 and not (one.own_names or one.collectives),
     "debugging": lambda one: any(fault.kind == "debug" for fault in one.faults),

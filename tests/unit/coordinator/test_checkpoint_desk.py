@@ -118,3 +118,20 @@ def test_only_checkpoints_that_lack_files_of_a_slow_rank_are_given_up(tmp_path: 
     report(handler, 1, first, "shard-1")
     assert [saved.step for saved in store.ledger.all] == list(range(1, first))
     store.close()
+
+
+def test_files_that_come_while_a_checkpoint_is_committed_without_them_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, sent, commits = LocalStore(tmp_path / "run"), [], []
+    publish = store.publish
+    monkeypatch.setattr(store, "publish", commits.append)
+    handler = Handler(store, sent, missing_rank_s=0.0)
+    report(handler, 0, 1, "shard-0")
+    store_files(handler, only(wire.CopyFiles, sent)[-1])
+    handler.handle(Tick())
+    report(handler, 1, 1, "shard-1")
+    [commit] = commits
+    publish(commit)
+    assert store.ledger.all == []
+    store.close()
