@@ -30,7 +30,7 @@ from distrain.decisions.blame import culprit_first
 from distrain.decisions.checkpoints import actions
 from distrain.decisions.checkpoints.life import Checkpoints
 from distrain.decisions.checkpoints.site import Site
-from distrain.decisions.health.hangs import Hangs
+from distrain.decisions.health.hangs import Hangs, Reply
 from distrain.decisions.hearing import Parts, does, handlers_of, hears
 from distrain.decisions.run.machine import MESSAGES, RunStateMachine
 from distrain.decisions.states import RunState
@@ -244,6 +244,10 @@ class Engine:
     @does(events.ShowLine)
     def _show(self, line: events.ShowLine) -> None:
         (say if line.is_news else warn_once if line.once else warn)(line.text)
+
+    @does(Reply)
+    def _reply(self, answer: Reply) -> None:
+        answer.reply(answer.text)
 
     @does(Committed)
     def _announce_commit(self, fact: Committed) -> None:

@@ -49,8 +49,15 @@ class Keep(NamedTuple):
     body: bytes
 
 
+class Reply(NamedTuple):
+    """Answer a person who has asked for stacks."""
+
+    reply: Callable[[str], None]
+    text: str
+
+
 if TYPE_CHECKING:
-    Action = wire.ToWorker | SendMessage | ShowLine | HangDetected | HangBegan | HangEnded | Keep
+    Action = wire.ToWorker | SendMessage | ShowLine | HangDetected | HangBegan | HangEnded | Keep | Reply
 
 
 @dataclass(eq=False)
@@ -388,9 +395,9 @@ class Hangs:
             if form == "json":
                 found = places_of(self._stacks, silent=self._silent, finished=self.standstills.finished)
                 places = [{"ranks": ranks, "where": where} for ranks, where in found]
-                reply(json.dumps({"places": places, "notes": notes}))
+                self.actions.append(Reply(reply, json.dumps({"places": places, "notes": notes})))
                 return
             shown = lines or ("no rank is running: the workers are being started, or have ended",)
-            reply("\n".join([*notes, *shown]))
+            self.actions.append(Reply(reply, "\n".join([*notes, *shown])))
 
         self._take_stacks(show)
