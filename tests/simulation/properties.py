@@ -266,6 +266,8 @@ def a_lost_host_costs_no_copied_checkpoint(play: Play) -> Iterator[str]:
     """After the death of a host, the next attempt starts from the last checkpoint that was copied, or a newer one."""
     if len(play.copied) != 1 or play.scenario.rolls_back or _has(play, *_LOSING_MORE, *STORAGE_FAULTS, *FLIPS):
         return
+    if _has(play, "no peers"):  # the copy is there, and nobody gets it
+        return
     if _is_hasty(play):  # one that lacks ranks is given up
         return
     moment, copied = play.copied[0]
