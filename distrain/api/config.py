@@ -217,7 +217,7 @@ class ScalingConfig:
 @checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """How the workers read the ``datasets=`` of a trainer.
+    """The way in which workers read the ``datasets=`` of a trainer.
 
     datasets_to_split: the names of the datasets that are divided among the workers, or "all". Of other datasets, each
         worker gets all rows.

@@ -52,7 +52,7 @@ class StorageContext:
 
 
 class TrialResources(dict[str, float]):
-    """What each worker has. Ray returns the same as a ``PlacementGroupFactory``, so this has its attributes, too.
+    """The resources of a worker. Ray returns them as a ``PlacementGroupFactory``, so this has its attributes, too.
 
     bundles: what each worker has, in the order of the ranks.
 
@@ -65,7 +65,7 @@ class TrialResources(dict[str, float]):
 
     @property
     def required_resources(self) -> dict[str, float]:
-        """What all workers have together."""
+        """The resources of all workers together."""
         return {name: amount * len(self.bundles) for name, amount in self.items()}
 
 

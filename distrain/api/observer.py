@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from distrain.storage.commit import CommittedCheckpoint
 
 RankEnd: TypeAlias = Literal["ended", "failed", "stopped"]
-"""How a rank has ended: well, by a failure, or because it was stopped."""
+"""The end of a rank: well, by a failure, or because it was stopped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How times, metrics and tables are written for people, and facts for programs. Runs in: coordinator."""
+"""Times, metrics and tables as text for people, and facts for programs. Runs in: coordinator."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class HostCheck:
         """Those that owe an answer about the storage."""
         self._facts = {name: HostFacts(sees_storage=host.is_local) for name, host in request.hosts.items()}
         self._lost: dict[str, str] = {}
-        """Why each host was lost."""
+        """The reason why each host was lost."""
         self._findings: dict[Finding, None] = {}
         """Without repetitions: a loss makes the other hosts answer again."""
         self._is_stopped = False

@@ -39,7 +39,7 @@ class Requests:
     """Accept requests, and have them answered.
 
     actions: what to do for each request; called with the connection and the message. One that raises NoSuchRun,
-    ValueError or OSError refuses the request. gone: called with a connection that has ended.
+    ValueError, TypeError or OSError refuses the request. gone: called with a connection that has ended.
     """
 
     loop: Loop
@@ -85,7 +85,7 @@ class Requests:
                 if not isinstance(asked, wire.Ask) or asked.what not in self.actions:
                     raise NoSuchRun("another version of distrain runs it, which does not know this request")
                 self.actions[asked.what](asker, asked)
-            except (NoSuchRun, WireError, ValueError, OSError) as refusal:
+            except (NoSuchRun, WireError, ValueError, TypeError, OSError) as refusal:
                 asker.queue(wire.OrderDone(failed=str(refusal)))
         if not frames:
             asker.close()

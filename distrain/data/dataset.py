@@ -201,7 +201,7 @@ class Dataset:
 
     @property
     def reads_files(self) -> bool:
-        """Whether it needs pyarrow to read files."""
+        """True if it needs pyarrow to read files."""
         return getattr(self._make, "func", None) is FileSource
 
     # -- looking at the rows --------------------------------------------------------------------------------------

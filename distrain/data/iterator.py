@@ -1,4 +1,4 @@
-"""What get_dataset_shard() returns: one worker's part of a dataset, and its position in it. Runs in: worker."""
+"""The result of get_dataset_shard(): one worker's part of a dataset, and its position in it. Runs in: worker."""
 
 from __future__ import annotations
 

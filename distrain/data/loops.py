@@ -85,7 +85,7 @@ class Loops:
     counts_epochs: bool = False
     loop: _Loop | None = None
     _refusal: DataError | None = None
-    """Why the first loop may not be an epoch. A look at its first batch is allowed."""
+    """The reason why the first loop may not be an epoch. A look at its first batch is allowed."""
     _said: set[str] = field(default_factory=set)
 
     def __post_init__(self, start: Mapping[int, dict[str, Any]] | None) -> None:

@@ -24,7 +24,7 @@ _SAMPLED_ROWS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassOptions:
-    """How the rows of a pass become batches.
+    """The way in which the rows of a pass become batches.
 
     batch_size: rows of a batch of one rank; None: all its rows are one batch.
     drop_last: leave out the last batch if it has fewer rows.

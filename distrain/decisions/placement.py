@@ -168,7 +168,7 @@ class Launch:
         self._prepared: dict[str, int] = {}
         """The hosts that know the job, and for how many workers they are prepared."""
         self.meeting_point: wire.RendezvousPort | None = None
-        """What rank 0's host has answered in this attempt."""
+        """The answer of rank 0's host in this attempt."""
 
     def forget(self, host: str) -> None:
         """Note that a host no longer knows the job."""

@@ -9,7 +9,7 @@ import shutil
 from distrain.system.text import binary_size, is_full_disk
 
 BUS_ERROR = "is killed by signal: Bus error"
-"""How torch says that a worker of a DataLoader has died of SIGBUS."""
+"""The words of torch when a worker of a DataLoader has died of SIGBUS."""
 _FOLDER = "/dev/shm"  # noqa: S108
 _TORCH = re.compile(rf"unable to (allocate shared memory|write to file </)|{BUS_ERROR}")
 

@@ -161,7 +161,7 @@ class CommittedCheckpoint:
 
     @property
     def place(self) -> str:
-        """How far the run was: ``step 5 of 20``, or ``report 12`` if the user does not count steps."""
+        """The progress of the run: ``step 5 of 20``, or ``report 12`` if the user does not count steps."""
         return "step {:,} of {:,}".format(*self.progress) if self.progress else f"report {self.step:,}"
 
     @property

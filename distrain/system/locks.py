@@ -68,15 +68,15 @@ def lock_path(path: str | Path, how: int, flags: int = os.O_DIRECTORY | os.O_NOF
 
 
 @contextlib.contextmanager
-def locked_directory(folder: Path) -> Iterator[int]:
-    """Make a directory that others may delete, and hold a shared lock on it. Give the descriptor of the lock."""
+def locked_directory(folder: Path) -> Iterator[None]:
+    """Make a directory that others may delete, and hold a shared lock on it."""
     fd = None
     while fd is None:
         with contextlib.suppress(FileExistsError):  # mkdir(exist_ok=True) raises it if another process deletes it now
             folder.mkdir()
         fd = lock_path(folder, fcntl.LOCK_SH)
     try:
-        yield fd
+        yield
     finally:
         os.close(fd)
 

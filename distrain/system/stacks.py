@@ -32,7 +32,7 @@ PHASES = {
 """By function of distrain: the phase of a worker that runs no line of the user's code."""
 WHY_SILENT = "stopped (SIGSTOP), waiting in the kernel, very busy, or another program (os.exec*())"
 _CRASH = ("Fatal Python error: ", "Timeout (")
-"""What faulthandler writes first: the second one is of dump_traceback_later()."""
+"""The first words of faulthandler: the second one is of dump_traceback_later()."""
 _LINES_QUOTED = 10
 _NATIVE_REASONS = [
     re.compile(pattern)

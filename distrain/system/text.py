@@ -14,7 +14,7 @@ from typing import Any
 LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 """It matches paths of files that are not the user's own."""
 OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
-"""What the paths of distrain's files begin with."""
+"""The beginning of the paths of distrain's files."""
 _FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 _LONGEST_VALUE = 60
 _UNITS = (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))

@@ -46,7 +46,7 @@ _MEETING = re.compile(
     r"\b((send|recv|broadcast|scatter|gather|reduce)\w*\(|isend|irecv|\w*barrier|all_?(reduce|gather|to_all)|reduce_scatter|"
     r"average_parameters|DistributedDataParallel|DDP|FSDP|FullyShardedDataParallel|fully_shard|distribute_\w+|prepare)"
 )
-"""What shows, in the text of the user's code, that ranks are meant to communicate."""
+"""The words in the user's code which show that ranks are meant to communicate."""
 _CURES = {
     "initialize the default process group twice": "TorchTrainer has set up the process group before train_func: leave "
     "init_process_group() out. DataParallelTrainer sets up none, and `distrain run script.py` none for a script that "

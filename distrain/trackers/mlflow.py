@@ -20,7 +20,7 @@ _MOST_METRICS, _MOST_PARAMS = 1000, 100
 """MLflow takes no more of them at once."""
 _LONGEST_PARAM, _LONGEST_NAME = 6000, 200
 _BAD_PLACE = re.compile(r"[^\w\-. /]|(?<![^/])[./]|/$|^$")
-"""What MLflow does not allow in names, which it takes for relative paths: such characters, and parts like ``..``."""
+"""Parts that MLflow refuses in names, which it takes for relative paths: such characters, and parts like ``..``."""
 _ID = "distrain.id"
 _STATUSES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
@@ -50,7 +50,7 @@ class Mlflow(Tracker):
         self._client = require("mlflow").MlflowClient(tracking_uri=self.tracking_uri)
         self._pending: list[Any] = []
         self._names: dict[str, str] = {}
-        """What each name was that MLflow knows."""
+        """The original of each name that MLflow knows."""
         if "run_id" not in run.state:
             run.state["run_id"] = self._create(run)
         self._run_id = run.state["run_id"]

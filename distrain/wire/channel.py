@@ -79,7 +79,7 @@ class Channel:
         self.decoder = wire.Decoder(greeting=greeting)
         self.at_end = False
         self.broken: str | None = None
-        """Why the incoming bytes are no frames; the channel is then at its end."""
+        """The reason why the incoming bytes are no frames; the channel is then at its end."""
         self._outbox: deque[bytes | memoryview] = deque()
         self._flushed_in = -1.0
         """The step of the loop in which the outbox was flushed."""

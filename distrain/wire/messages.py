@@ -693,7 +693,7 @@ class AskForFiles(Message):
 
 @message
 class FileData(Message):
-    """What follows a request on a stream: the next bytes of a file (``body``), an answer, or the end of contents.
+    """On a stream: the next bytes of a file (``body``), an answer, or the end of contents.
 
     failed: why something could not be done.
     """
@@ -788,7 +788,7 @@ class DebuggerSays(FromWorker):
 
 @message
 class Vitals(FromWorker):
-    """How a rank has spent its time since the last of these messages, from samples of its main thread.
+    """The time that a rank has spent in each place since the last of these messages, from samples of its main thread.
 
     own_s: seconds in which it did not wait. waiting_s: seconds in which it waited for other ranks. place: the line of
     the user's code with most of ``own_s``, such as ``load_batch (train.py:31)``, and its ``place_s``.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _SAMPLE_S = 0.01
 _FIRST_WINDOW_S = 0.2
 _MOST_GROWTH = 8
-"""How many times as long as the last one the next window of the trace is, at most."""
+"""The most by which a window of the trace is longer than the one before, as a factor."""
 _TRACE_BYTES = 32 << 20
 """The wanted size of a trace. All threads wait about 1 s while torch makes one of this size."""
 _lock = threading.Lock()

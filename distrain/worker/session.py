@@ -105,9 +105,9 @@ class Session:
         self.released = False
         """True once every rank has finished."""
         self.work = Work(backend=BackendConfig())
-        """What this rank runs, once it is loaded."""
+        """The work of this rank, once it is loaded."""
         self.stage = "import"
-        """How far this rank has got: then come ``setup`` and ``run``."""
+        """The phase of this rank: then come ``setup`` and ``run``."""
         self._shards: dict[str, DataIterator] = {}
         self.loader_wait_s = 0.0
         """Seconds for which train_func has waited for prepared loaders."""

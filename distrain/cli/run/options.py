@@ -45,7 +45,7 @@ _INSTEAD = {
 _CHECK = "Check if the hosts can train together; run nothing. All other options of `distrain run` are allowed, too."
 _OF_CHECK = {field.name for config in (ScalingConfig, ShippingConfig) for field in fields(config)}
 _OF_CHECK |= {"env", "help", "json", "num_workers", "storage_path", "target"}
-"""What the options of ``distrain check`` that its help shows set."""
+"""The fields that options of ``distrain check`` set which its help shows."""
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:

@@ -38,7 +38,7 @@ def stop_signals(names: Sequence[str] | None = None) -> tuple[signal.Signals, ..
 
 
 _stopped_by: list[str] = []
-"""What, other than Ctrl-C, has stopped runs of this process."""
+"""The signal, other than Ctrl-C, that has stopped runs of this process."""
 
 
 def exit_code(stop_reason: str) -> int:

@@ -206,7 +206,7 @@ class OwnRank:
     leave: Callable[[RankResult, TrainContext], None]
     error: BaseException | None = None
     executed: RankResult | None = None
-    """How the latest attempt has ended."""
+    """The end of the latest attempt."""
 
     def serve(self) -> None:
         """Train as often as the run orders it. Return when the run has ended."""

@@ -35,7 +35,7 @@ _NEWCOMER_S = 5.0
 SAY_IT = "If only some ranks save checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
 """The cure for waiting for ranks that never report a checkpoint."""
 _STARTING, _FETCHING, _ENDED = "starting", "fetching", "ended"
-"""Why a rank reports nothing now: it has not entered train_func, waits for the files of a checkpoint, or has ended."""
+"""A rank that reports nothing now has not entered train_func, waits for the files of a checkpoint, or has ended."""
 
 
 @dataclass(slots=True)

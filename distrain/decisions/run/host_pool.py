@@ -38,7 +38,7 @@ MOST_AT_ONCE = 128
 
 _MOST_LOSSES_SHOWN = 20
 _MOST_TRIES = 6
-"""How often sshd may turn a host away before the host counts as lost."""
+"""The number of refusals by sshd after which a host counts as lost."""
 
 
 def info_of(name: str, hello: wire.Hello, settings: HostSettings) -> HostInfo:
@@ -91,7 +91,7 @@ class HostPool:
         """The number of hosts that have slots for all workers."""
         self._at_once = FIRST_AT_ONCE
         self._turned_away: Counter[str] = Counter()
-        """How often each host was turned away that has not answered."""
+        """The number of refusals by sshd, for each host that has not answered."""
         self._later: set[str] = set()
         """The hosts that were turned away and will be contacted again."""
         self._later_failure: dict[str, str] = {}

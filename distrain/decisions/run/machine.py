@@ -63,7 +63,7 @@ class RunStateMachine:
         self.checkpoint = request.checkpoint
         """Path or URL of the latest checkpoint, from which the next attempt starts."""
         self.problem: str | None = None
-        """Why the run cannot continue, if no rank is to blame."""
+        """The reason why the run cannot continue, if no rank is to blame."""
         self.resources_missing = False
         """The hosts do not have what the scaling config asks for."""
         self.storage_failed = False
@@ -85,7 +85,7 @@ class RunStateMachine:
         self._ranks = Ranks()
         self._busy_hosts: dict[str, None] = {}
         self._saving: Saving | None = None
-        """What SAVING waits for; None until that is known."""
+        """The checkpoints that SAVING waits for; None until they are known."""
         self._waits_since = math.inf
         """When the wait of PREPARING, SAVING or SETTLING began."""
         self._has_announced_wait = False

@@ -38,13 +38,13 @@ class RetryPolicy:
         self.ever_entered = False
         """True if any rank of any attempt has entered train_func."""
         self.refusal: str | None = None
-        """Why the run was not restarted although its budget allowed a restart."""
+        """The reason why the run was not restarted although its budget allowed a restart."""
         self._config = config
         self._is_script = is_script
         self.started_from: str | None = None
         """The checkpoint that the latest attempt has started from."""
         self._without_progress = 0
-        """How many attempts in a row have failed without a new checkpoint."""
+        """The number of attempts in a row that have failed without a new checkpoint."""
         self._last_failure: object = None
 
     def __str__(self) -> str:

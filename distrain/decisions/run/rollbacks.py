@@ -32,7 +32,7 @@ class Rollbacks:
 
     @property
     def refusal(self) -> str | None:
-        """Why no further one is allowed."""
+        """The reason why no further one is allowed."""
         if not self._starts_ranks:
             return "no rollback: only ranks that distrain starts can go back"
         if 0 <= self._most <= len(self._asked):

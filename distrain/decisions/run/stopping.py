@@ -33,7 +33,7 @@ class Stopping:
     def __init__(self, request: RunRequest) -> None:
         self._request = request
         self.reason: str | None = None
-        """Why the user asked the run to stop."""
+        """The reason for which the user asked the run to stop."""
         self.forbids_retry = False
         """True if the user asked for that after the attempt had failed: then the run ends with the failure."""
         self.save_by = math.inf

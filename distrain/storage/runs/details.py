@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _Event = dict[str, Any]
 _MOST_READS = 10
-"""How often to list the checkpoints of a run that deletes some meanwhile."""
+"""The number of tries to list the checkpoints of a run that deletes some meanwhile."""
 _LONGEST_REASON, _LONGEST_HANG = 500, 2000
 _PROGRAMS = {
     "/distrain/launch.py": ("python", "-m", "distrain.launch"),

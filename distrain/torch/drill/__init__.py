@@ -1,1 +1,1 @@
-"""What ``distrain drill`` knows of torch: the state of a training, the tensors in a checkpoint. Runs in: anywhere."""
+"""The part of ``distrain drill`` for torch: the state of a training, the tensors in a checkpoint. Runs in: anywhere."""

@@ -38,7 +38,7 @@ _OWN = str(Path(__file__).parents[2])
 _LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, _OWN)
 _USERS_MODULES = ("__main__", "__mp_main__")
 _DEEPEST = 2
-"""How many attributes away from a variable a part may be."""
+"""The most attributes between a variable and a part."""
 
 
 class TrainingWatch:
@@ -149,7 +149,7 @@ class TrainingWatch:
 
 
 class _Found:
-    """What is found in variables. ``trained``: the ids of the parameters that optimizers have."""
+    """The parts that are found in variables. ``trained``: the ids of the parameters that optimizers have."""
 
     def __init__(self, trained: set[int]) -> None:
         self._trained = trained

@@ -1,1 +1,1 @@
-"""Which files and packages a host needs to run the user's code. Runs in: coordinator."""
+"""The files and packages that a host needs to run the user's code. Runs in: coordinator."""

@@ -51,7 +51,7 @@ def watch() -> Callable[[], None]:
 
 
 class _Hidden:
-    """What was imported of torch before the user's code. An import finds it as it is."""
+    """The part of torch that was imported before the user's code. An import finds it as it is."""
 
     def __init__(self, *, says: bool) -> None:
         self._says, self._before = says, _variables()

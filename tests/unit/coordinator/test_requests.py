@@ -34,7 +34,7 @@ class Served:
         self.requests = Requests(self.loop, store, {STOP: self.on_stop}, self.gone.append)
 
     def on_stop(self, asker: Channel, asked: wire.Ask) -> None:
-        if asked.rank:
+        if asked.rank > 0:
             raise NoSuchRun(f"there is no rank {asked.rank}")
         answer(asker, "stopping")
 
@@ -73,6 +73,8 @@ def test_a_request_is_answered_or_refused(served: Served) -> None:
         served.ask(STOP, rank=9)
     with pytest.raises(NoSuchRun, match="another version of distrain runs it"):
         served.ask("pause")
+    with pytest.raises(NoSuchRun, match="not supported between instances of 'str' and 'int'"):
+        served.ask(STOP, rank="all")
     served.requests.close()
 
 
