@@ -101,16 +101,20 @@ class AdoptedRanks:
                 self._channels.pop(0).close()
 
         thread = threading.Thread(target=drive, name="distrain-run", daemon=True)
-        with only_one(), self.own.signals:
-            thread.start()
-            try:
-                self.own.serve()
-            except BaseException as error:  # the run would wait for this rank
-                self.own.give_up(error)
-                raise
-            finally:
-                thread.join()
-                self.own.channel.close()
+        try:
+            with only_one(), self.own.signals:
+                thread.start()
+                try:
+                    self.own.serve()
+                except BaseException as error:  # the run would wait for this rank
+                    self.own.give_up(error)
+                    raise
+                finally:
+                    thread.join()
+        finally:
+            self.own.channel.close()
+            if channel := self._channels.pop(0, None):  # the thread was not started
+                channel.close()
         if errors:
             raise errors[0]
 

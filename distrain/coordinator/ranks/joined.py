@@ -357,7 +357,13 @@ class JoinedRanks(AdoptedRanks):
 
     def say_goodbye(self, end: bytes) -> None:
         """Send the end of the run to the other ranks, and close the connections."""
-        loop, channels = Loop(), self._channels.values()
+        with contextlib.closing(Loop()) as loop:
+            self._say_goodbye(loop, end)
+            for channel in self._channels.values():
+                channel.close()
+
+    def _say_goodbye(self, loop: Loop, end: bytes) -> None:
+        channels = self._channels.values()
         for rank, channel in self._channels.items():
             channel.attach(loop, lambda frames: None)  # closing one with unread bytes would destroy what was sent
             channel.queue(wire.RunEnded(attempt=self._attempt, rank=rank, body=end))
@@ -368,9 +374,6 @@ class JoinedRanks(AdoptedRanks):
             before, unsent = unsent, sum(one.queued_bytes for one in channels)
             if unsent != before:  # a large return value is on its way
                 deadline = time.monotonic() + _FAREWELL_S
-        for channel in channels:
-            channel.close()
-        loop.close()
 
 
 def _pickled_end(result: Result | None, error: BaseException | None) -> bytes:
