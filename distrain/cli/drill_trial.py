@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from distrain.cli.run.command import run_command
 from distrain.coordinator.run import fit
+from distrain.drilling.command import execute
 from distrain.drilling.isolation import confine, enter, inside_file
-from distrain.drilling.probe import Probe
+from distrain.drilling.probe import SessionProbe
 from distrain.storage import names
 from distrain.system.process import die_with_parent
 from distrain.transfer.host_side.host_cache import delete
@@ -56,7 +57,7 @@ def _prepared(
         checkpoint_config=replace(run.checkpoint_config, num_to_keep=None),
     )
     uses_torch = "torch" in work.backend.preload
-    probe = Probe(replace(order, trainer=None), uses_torch=uses_torch)
+    probe = SessionProbe(replace(order, trainer=None), uses_torch=uses_torch)
     return replace(work, before=probe), replace(scaling, num_workers=order.workers or scaling.num_workers), trial
 
 
@@ -66,9 +67,11 @@ def run_trial(path: str, user_path: Sequence[str]) -> int:
         order: Order = pickle.load(file)  # noqa: S301 - made by the drill
         _isolate(order)
         order = pickle.load(file)  # noqa: S301 - the same, with the trainer, which imports the user's modules
-    if order.trainer is None and not order.arguments:  # the order only tries out whether this is possible
+    if not (order.trainer or order.arguments or order.command):  # the order only tries out whether this is possible
         return 0
     die_with_parent(os.getppid())
+    if order.command:
+        execute(order, path)
     fit.prepare = partial(_prepared, order)
     names.DEFAULT_STORAGE = order.storage
     if order.trainer is not None:

@@ -6,6 +6,8 @@ import argparse
 import ast
 import io
 import os
+import shlex
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -31,32 +33,32 @@ if TYPE_CHECKING:
 def run_drill(arguments: Sequence[str]) -> int:
     """Run ``distrain drill`` and return its exit code. Raises SystemExit for a wrong command line."""
     parser = parsers.parser_of("drill", add_drill_options)
-    parser.usage = "distrain drill [options] [options of distrain run] TARGET [arguments]"
+    parser.usage = (
+        "distrain drill [options] [options of distrain run] TARGET [arguments]\n"
+        "       distrain drill [options] -- COMMAND, such as torchrun --nproc-per-node {workers} train.py"
+    )
     split = [*arguments, "--"].index("--")
     options, words = parser.parse_known_args(arguments[:split])
+    is_command = not words and shutil.which("".join(arguments[split + 1 : split + 2])) is not None
     words += arguments[split + 1 :]
     words = [os.path.abspath(word) if word.startswith("..") and os.path.exists(word) else word for word in words]
     kinds = options.only.split(",")
     for kind in kinds:
         if kind not in DISTURBANCES:
             parser.error(f"--only {kind}: must be some of {','.join(DISTURBANCES)}{did_you_mean(kind, DISTURBANCES)}")
-    target = parse(make_parser("distrain drill"), words)
-    if target.target is None and target.module is None:
-        parser.error("nothing to drill: name a script, `-m MODULE`, or file.py:function")
-    home, colon, name = (target.target or "").partition(":")
-    script = Path(home).resolve()
-    if script.is_file() and not colon and not target.as_ray and (is_for_ray(target) or _calls_fit(script)):
-        words = ["--as-ray", *words]  # which only means that the script calls fit() itself
+    if is_command:
+        order, name, places = _order_of_command(words, options, parser), shlex.join(words), words
+    else:
+        order, name, places = _order_of_target(words, options, parser)
     console = Console(record=True, highlight=False, soft_wrap=True, file=io.StringIO() if options.json else None)
-    name = target.target or f"-m {target.module[0]}"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the trial, too
     drill = Drill(
-        Order(arguments=tuple(words), workers=options.workers),
+        order,
         reports=options.reports,
         minutes=options.minutes,
         keep=options.keep,
         fresh=options.fresh,
-        roots=[str(script.parent)] if script.is_file() else [],
+        roots=[os.path.dirname(os.path.abspath(place)) for place in places if os.path.isfile(place)],
         tell=lambda verdict: console.print(_line(verdict)),
     )
     console.print(f"drilling {name}; all files are in {drill.folder}", markup=False)
@@ -74,6 +76,33 @@ def run_drill(arguments: Sequence[str]) -> int:
     return 0 if report.ok else 1
 
 
+def _order_of_command(words: Sequence[str], options: argparse.Namespace, parser: argparse.ArgumentParser) -> Order:
+    order = Order(command=tuple(words), again=options.resume_with, workers=options.workers)
+    if (options.workers is not None) != order.takes_workers:
+        parser.error(
+            "to choose the number of workers, pass --workers N and write {workers} into the command, as in "
+            "--nproc-per-node {workers}"
+        )
+    return order
+
+
+def _order_of_target(
+    words: Sequence[str], options: argparse.Namespace, parser: argparse.ArgumentParser
+) -> tuple[Order, str, list[str]]:
+    """Return the order, the target's name, and its script if it has one."""
+    target = parse(make_parser("distrain drill"), words)
+    if target.target is None and target.module is None:
+        parser.error("nothing to drill: name a script, `-m MODULE`, file.py:function, or `-- COMMAND`")
+    if options.resume_with:
+        parser.error("--resume-with: only for `-- COMMAND`; distrain tells a script that it continues")
+    home, colon, _ = (target.target or "").partition(":")
+    script = Path(home).resolve()
+    if script.is_file() and not colon and not target.as_ray and (is_for_ray(target) or _calls_fit(script)):
+        words = ["--as-ray", *words]  # which only means that the script calls fit() itself
+    order = Order(arguments=tuple(words), workers=options.workers)
+    return order, target.target or f"-m {target.module[0]}", [str(script)]
+
+
 def add_drill_options(add: parsers.Add) -> None:
     """Add the drill's own options."""
     kinds = ",".join(DISTURBANCES)
@@ -82,6 +111,7 @@ def add_drill_options(add: parsers.Add) -> None:
     add("--minutes", type=_positive, default=2.0, metavar="M", help="its longest time (default: 2)")
     add("--only", default=kinds, metavar="KIND,...", help=f"disturbances (default: {kinds})")
     add("--fresh", action="append", default=[], metavar="PATTERN", help="files to hide from the runs")
+    add("--resume-with", default="", metavar="WORDS", help="what a shell appends to COMMAND when it continues")
     add("--page", metavar="FILE.html", help="also write the report as a page")
     add("--keep", action="store_true", help="keep the directory with all runs")
 
@@ -119,9 +149,6 @@ def _findings(report: DrillReport) -> Text:
     """Return the notes and the result."""
     lines = [*report.notes, *([f"all files are in {report.directory}"] if report.directory else [])]
     size = f"{report.workers} workers, {report.until} {report.unit}s, {report.seconds:.0f} s"
-    if report.ok:
-        result = Text(f"{report.target} resumes exactly, or within noise", "green")
-    else:
-        bad = ", ".join(one.disturbance for one in report.verdicts if not one.is_good)
-        result = Text(f"{report.target} does not resume exactly: {bad}", "bold red")
+    bad = ", ".join(one.disturbance for one in report.verdicts if not one.is_good)
+    result = Text(f"{report.target} {f'fails: {bad}' if bad else 'passes'}", "bold red" if bad else "green")
     return Text("\n").join([Text(), *map(Text, lines), result.append(f" ({size})", "not bold default")])

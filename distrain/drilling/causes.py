@@ -35,6 +35,15 @@ WORDS = {
     "buffers": "buffers of the model, such as BatchNorm's statistics, are not in the checkpoint",
     "averages": "the moving average of the weights is not in the checkpoint",
     "step": "a counter starts again, which may be what the checkpoint lacks",
+    "same-rows": "ranks train on the same rows",
+    "sampler-seed": "the samplers of the ranks do not divide one order among them",
+    "uneven": "ranks have different numbers of batches",
+    "not-reduced": "gradients are not averaged over the ranks",
+    "no-sync": "the last backward() before the step is under no_sync(), so gradients are not averaged",
+    "clip-before": "gradients are clipped before they are averaged",
+    "summed": "gradients are added up over the ranks, not averaged",
+    "replica-start": "the ranks begin with different models",
+    "replicas": "the ranks train different models",
     "unknown": "all that the probe sees is equal, so something else has a state",
 }
 """By the name of a cause: what it means. docs/drill.md has a section with the lines to add for each."""

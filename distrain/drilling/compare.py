@@ -224,11 +224,11 @@ def _whole(steps: Sequence[Step]) -> Step:
 def _different(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield the names of what differs, in their order, with the relative difference."""
     for name in dict.fromkeys((*ours, *theirs)):
-        if size := _distance(ours.get(name), theirs.get(name)):
+        if size := distance(ours.get(name), theirs.get(name)):
             yield name, size
 
 
-def _distance(one: Any, other: Any) -> float:
+def distance(one: Any, other: Any) -> float:
     """Return the relative difference of two numbers, or of lists of numbers by their largest; else infinity."""
     if one == other or (one != one and other != other):  # NaN
         return 0.0

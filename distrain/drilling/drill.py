@@ -16,6 +16,7 @@ from distrain.drilling.compare import Comparison, Straight
 from distrain.drilling.isolation import landlock_version, remove, scratch
 from distrain.drilling.journal import LEAST, Attempt, Journal
 from distrain.drilling.order import Order, ProbeOrder, Unit
+from distrain.drilling.ranks import Ranks
 from distrain.drilling.trial import Trial
 from distrain.errors import JobError
 from distrain.system.log import warn
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
     from distrain.coordinator.run.trainer import DataParallelTrainer
 
-DISTURBANCES = ("kill", "all", "stop", "report", "host", "workers")
+DISTURBANCES = ("kill", "all", "stop", "report", "host", "workers", "ranks")
+_NOTICED_S = 45.0
+"""Seconds after which a launcher has noticed that a rank was killed. torchrun gives the other ranks 30 to end."""
 _SNAPSHOTS = (".bin", ".ckpt", ".h5", ".keras", ".npz", ".pickle", ".pkl", ".pt", ".pth", ".safetensors")
 """Usual endings of files with the state of a training."""
 
@@ -147,6 +150,9 @@ class Drill:
         """The same, if it has finished."""
         self._trial: Trial | None = None
         self._verdicts: list[Verdict] = []
+        self._size: tuple[int, Unit, int]
+        """The workers of the undisturbed run, what is counted, and how far."""
+        self._notes: list[str] = []
 
     def run(self, only: Collection[str] = DISTURBANCES) -> DrillReport:
         """Run all trials. Raises JobError for a script that fails by itself, or cannot be compared."""
@@ -160,6 +166,23 @@ class Drill:
 
     def _run(self, only: Collection[str]) -> DrillReport:
         self._choose_isolation()
+        if {*only} != {"ranks"}:
+            self._drill_resume(only)
+        if "ranks" in only:
+            self._compare_ranks()
+        workers, unit, until = self._size
+        return DrillReport(
+            target=" ".join(self.template.command or self.template.arguments) or "trainer",
+            workers=workers,
+            unit=unit,
+            until=until,
+            verdicts=self._verdicts,
+            notes=self._notes,
+            seconds=time.time() - self._began,
+            directory=str(self.folder) if self.keep else None,
+        )
+
+    def _drill_resume(self, only: Collection[str]) -> None:
         first = self._undisturbed("undisturbed-1", self._is_enough)
         attempt = first.attempts[0]
         unit, until = attempt.unit, attempt.done(attempt.unit)
@@ -174,6 +197,7 @@ class Drill:
         second = self._undisturbed("undisturbed-2", lambda now: now.attempts[0].done(unit) >= until)
         self._straight = Straight(attempt, unit, until).with_second(second.attempts[0])
         self._checkpoints = [first.checkpoints, second.checkpoints]
+        self._size = (len(attempt.notes), unit, until)
         is_exact = self._straight.is_deterministic
         why = "the same, bit by bit" if is_exact else self._straight.why_noisy(second.attempts[0])
         self._add(Verdict("undisturbed, twice", "exact" if is_exact else "noise", why))
@@ -185,18 +209,39 @@ class Drill:
         else:
             text = f"no checkpoint in {until} {unit}s: training starts again from the beginning"
             self._add(Verdict("any failure", "failed", text, [Cause("not-loaded", "")]))
-        if len(self._verdicts) == 1:
+        if len(self._verdicts) == 1 and "ranks" not in only:
             raise JobError(f"none of {', '.join(only)} can be tried with this script, these workers and these hosts")
-        return DrillReport(
-            target=" ".join(self.template.arguments) or "trainer",
-            workers=len(attempt.notes),
-            unit=unit,
-            until=until,
-            verdicts=self._verdicts,
-            notes=self._notes(attempt, blind),
-            seconds=time.time() - self._began,
-            directory=str(self.folder) if self.keep else None,
-        )
+        self._notes += self._notes_of(attempt, blind)
+
+    def _compare_ranks(self) -> None:
+        def has_enough(now: Journal) -> bool:
+            steps = [now.attempts[0].of("replicas", rank) for rank in now.attempts[0].notes]
+            fewest, passes = min(map(len, steps), default=0), {note.get("pass") for note in now.attempts[0].of("rows")}
+            return fewest >= self.reports * (1 if len(passes) > 1 else 3) or time.time() > deadline
+
+        is_alone, deadline = not self._verdicts, time.time() + self.minutes * 60
+        seen = self._undisturbed("ranks", has_enough, ProbeOrder(act="ranks"))
+        attempt = seen.attempts[0]
+        ranks, blind = Ranks(attempt, has_finished=seen.has_finished), attempt.of("blind")
+        if len(attempt.notes) < 2 or not ranks.count or blind:
+            why = blind[0]["why"] if blind else "it needs two, and steps of an optimizer of torch"
+            if is_alone:
+                raise JobError(f"there are no ranks to compare: {why}. " + "Pass --workers 2, or train for longer")
+            return
+        if is_alone:
+            self._size = (len(attempt.notes), "step", len(attempt.of("replicas", min(attempt.notes))))
+        faults, remarks = ranks.faults(), ranks.remarks()
+        if ranks.count > 1 and self.template.takes_workers and not faults:
+            order = ProbeOrder(act="ranks", rows=ranks.rows_at_once)
+            try:
+                single = self._undisturbed("one-rank", lambda now: bool(now.attempts[0].of("gradients")), order, 1)
+                more = ranks.against(Ranks(single.attempts[0], has_finished=single.has_finished))
+                faults, remarks = more[0], [*remarks, *more[1]]
+            except JobError as error:
+                self._notes.append(f"gradients were not compared with those of one rank: {error}")
+        text = "the ranks do not train as one" if faults else "the ranks train as one"
+        words = "; remark: ".join([text, *remarks])
+        self._add(Verdict("ranks, compared", "drift" if faults else "exact", words, faults))
 
     def _choose_isolation(self) -> None:
         """Find out whether trials can have overlays, and which files to hide. Raise JobError for wrong patterns."""
@@ -231,9 +276,9 @@ class Drill:
         self._verdicts.append(verdict)
         self.tell(verdict)
 
-    def _begin(self, name: str, order: ProbeOrder) -> Trial:
+    def _begin(self, name: str, order: ProbeOrder, workers: int | None = None) -> Trial:
         trial = Trial(self.template, self.folder / name, self._limit_s)
-        trial.start(order)
+        trial.start(order, workers)
         self._trial = trial
         return trial
 
@@ -243,8 +288,14 @@ class Drill:
         has_enough = attempt.done(unit) >= self.reports and len(attempt.saves(unit)) >= LEAST
         return has_enough or time.time() > self._began + self.minutes * 60
 
-    def _undisturbed(self, name: str, is_enough: Callable[[Journal], bool]) -> Journal:
-        trial = self._begin(name, ProbeOrder())
+    def _undisturbed(
+        self,
+        name: str,
+        is_enough: Callable[[Journal], bool],
+        order: ProbeOrder = ProbeOrder(),  # noqa: B008 - it is frozen
+        workers: int | None = None,
+    ) -> Journal:
+        trial = self._begin(name, order, workers)
         is_stopped = trial.watch(is_enough) and trial.is_running
         seen, code = trial.journal(), trial.stop()
         journal = trial.journal()
@@ -267,7 +318,7 @@ class Drill:
         pause = replace(order, act="pause", at=early)
         if "all" in only:
             self._all_killed(pause)
-        if "workers" in only and len(attempt.notes) > 1:
+        if "workers" in only and len(attempt.notes) > 1 and self.template.takes_workers:
             self._fewer_workers(pause, len(attempt.notes) - 1)
         if "stop" in only:
             self._preempted(order)
@@ -285,7 +336,13 @@ class Drill:
         return resumed.number > 0 and before + resumed.done(straight.unit) >= straight.until
 
     def _killed(self, disturbance: str, order: ProbeOrder) -> None:
-        self._judge(disturbance, self._begin(order.act.replace(" ", "-"), order))
+        trial = self._begin(order.act.replace(" ", "-"), order)
+        if self.template.command:  # its launcher may start it again, or end
+            trial.watch(lambda now: now.resumed.number > 0 or _is_overdue(now))
+            if not trial.journal().resumed.number:
+                trial.kill()
+                trial.start(ProbeOrder())
+        self._judge(disturbance, trial)
 
     def _killed_in_a_pause(self, name: str, order: ProbeOrder) -> Trial:
         trial = self._begin(name, order)
@@ -327,7 +384,7 @@ class Drill:
         elif attempt.of("should_stop"):
             how = f"saves nothing in its grace, which ends {ended - signalled:.0f} s after SIGTERM"
         else:
-            how = "never saves: no rank called should_stop()"
+            how = "never saves" if self.template.command else "never saves: no rank called should_stop()"
         trial.start(ProbeOrder())
         self._judge("SIGTERM, then a new start", trial, f"{how}; ")
 
@@ -376,7 +433,7 @@ class Drill:
                 return replace(found, outcome="drift", text=text, causes=self._straight.causes(journal.resumed, start))
         return found
 
-    def _notes(self, attempt: Attempt, blind: Sequence[str]) -> list[str]:
+    def _notes_of(self, attempt: Attempt, blind: Sequence[str]) -> list[str]:
         found = []
         if self._straight.measured:
             found.append("not compared, as they differ between equal models: " + ", ".join(self._straight.measured))
@@ -387,6 +444,11 @@ class Drill:
         elif not attempt.of("step"):
             found.append("no optimizer of torch was seen, so only metrics and checkpoints are compared")
         return found
+
+
+def _is_overdue(now: Journal) -> bool:
+    """Return whether a launcher has had enough time to notice that a rank was killed."""
+    return any(time.time() > note["time"] + _NOTICED_S for note in now.attempts[0].of("kill"))
 
 
 def continued(paths: Collection[str]) -> str:

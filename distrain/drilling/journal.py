@@ -132,6 +132,19 @@ def read_journal(root: Path) -> Journal:
     )
 
 
+def read_notes(folder: Path, *, has_finished: bool) -> Journal:
+    """Read what there is of a command, whose processes have left a file each."""
+    attempts = []
+    for number, path in enumerate(sorted(folder.glob("*"))):
+        notes: dict[int, list[Note]] = {}
+        for file in path.iterdir():
+            notes.setdefault(int(file.name.partition(".")[0]), []).extend(_notes(file))
+        ordered = {rank: sorted(found, key=lambda note: float(note["time"])) for rank, found in sorted(notes.items())}
+        attempts.append(Attempt(number, notes=ordered))
+    hosts = {"localhost": list(attempts[0].notes)} if attempts else {}
+    return Journal(attempts or [Attempt()], {}, hosts, has_finished=has_finished)
+
+
 def _notes(file: Path) -> list[Note]:
     found = []
     for line in file.read_bytes().split(b"\n"):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 Unit = Literal["report", "step"]
 """The unit of progress: calls of report(), or training steps of a script that does not report."""
-Act = Literal["", "kill", "kill before report", "kill host", "pause", "linger"]
+Act = Literal["", "kill", "kill before report", "kill host", "pause", "linger", "ranks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +19,23 @@ class ProbeOrder:
 
     act: what ``rank`` does after the ``at``-th unit of the first attempt: it kills its process or its host, kills its
         process before it reports its next checkpoint, waits until the drill kills everything, or lingers for a moment.
+        With ``ranks``, all ranks note what the comparison of ranks needs.
+    rows: with ``ranks``, the batch size for loaders of which several ranks would make a batch of this size.
     """
 
     unit: Unit = "report"
     at: int = 0
     rank: int = 0
     act: Act = ""
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """The order for a process.
 
-    arguments: those of ``distrain run``. trainer: run instead, if given.
+    arguments: those of ``distrain run``. trainer, command: run instead, if given.
+    again: words of a shell that follow the command when it continues. start: the number of its starts before this one.
     storage: the storage path of the run, whose name is ``run``.
     workers: the number of workers, or None for the script's own.
     folder: the directory of the trial. roots: the user's directories that are isolated, the working directory first.
@@ -41,6 +45,9 @@ class Order:
 
     arguments: tuple[str, ...] = ()
     trainer: DataParallelTrainer | None = None
+    command: tuple[str, ...] = ()
+    again: str = ""
+    start: int = 0
     storage: str = ""
     workers: int | None = None
     folder: str = ""
@@ -49,3 +56,8 @@ class Order:
     fresh: tuple[str, ...] = ()
     began: float = 0.0
     probe: ProbeOrder = ProbeOrder()
+
+    @property
+    def takes_workers(self) -> bool:
+        """True if the number of workers can be chosen: a command needs a place for it."""
+        return not self.command or any("{workers}" in word for word in self.command)

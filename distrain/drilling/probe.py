@@ -1,6 +1,6 @@
 """The probe of a drill in one rank: it notes what happens, and kills when it is asked to. Runs in: worker.
 
-Notes are lines of JSON in the log of the rank, so that they come back from every host.
+Notes are lines of JSON.
 """
 
 from __future__ import annotations
@@ -35,45 +35,114 @@ _LINGERS_S = 0.5
 
 
 class Probe:
-    """Watches the session of this process, and training with torch. ``order``: that of the trial."""
+    """Watches the training in this process. ``order``: that of the trial.
 
-    def __init__(self, order: Order, *, uses_torch: bool) -> None:
-        self._order, self._uses_torch = order, uses_torch
+    Subclasses know the ``rank`` and the ``attempt``, both counted from 0, and where a line of notes goes.
+    """
+
+    rank: int
+    attempt: int
+
+    def __init__(self, order: Order) -> None:
+        self.order = order.probe
+        self._began = order.began
         self._counts: dict[Unit, int] = {"report": 0, "step": 0}
         self.steps_done = 0
         """Steps that have ended, while those that are counted have begun."""
         self._opened: set[str] = set()
 
+    def watch(self) -> None:
+        """Seed the random numbers of Python, and begin to note which files are read."""
+        self._pid = os.getpid()
+        random.seed(self.rank)
+        sys.addaudithook(self._note_reading)
+
+    def watch_torch(self) -> None:
+        """Seed the random numbers of torch, and begin to note steps."""
+        from distrain.torch.drill.training_state import TrainingWatch
+
+        TrainingWatch(self, seed=self.rank)
+
+    def _note_reading(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Note a file older than the drill that the script reads: it may be a snapshot of an earlier training."""
+        if event != "open" or len(self._opened) == _MOST_OPENED:
+            return
+        with contextlib.suppress(OSError, TypeError, ValueError):  # such as a descriptor instead of a path
+            path, is_reading = os.path.relpath(arguments[0]), arguments[2] & os.O_ACCMODE == os.O_RDONLY
+            is_code = path.endswith((".py", ".pyc")) or os.path.abspath(path).startswith(_LIBRARIES)
+            if is_reading and not is_code and path not in self._opened:
+                self._opened.add(path)
+                if os.path.isfile(path) and os.path.getmtime(path) < self._began:
+                    self.note("open", path=path)
+
+    def note(self, what: str, **facts: Any) -> None:
+        """Write a line of notes, unless this is another process that this one has forked."""
+        if os.getpid() == self._pid:
+            self.write(f"\n{MARK}{json.dumps({'what': what, 'time': time.time(), **facts})}\n".encode())
+
+    def write(self, line: bytes) -> None:
+        """Write a line where the drill finds it."""
+        raise NotImplementedError
+
+    def count(self, unit: Unit, **facts: Any) -> None:
+        """Note a report or a step, and act if it is time."""
+        self.note(unit, **facts)
+        self._counts[unit] += 1
+        if unit != self.order.unit or not self.is_due():
+            return
+        match self.order.act:
+            case "kill":
+                self.note("kill")
+                kill_tree(os.getpid())
+            case "kill host":
+                kill_tree(_first_program())
+            case "pause":
+                self.note("pause")
+                while True:
+                    time.sleep(1)
+            case "linger" if self._counts[unit] == self.order.at:
+                self.note("linger")
+                time.sleep(_LINGERS_S)
+
+    def is_due(self) -> bool:
+        """Return whether it is time for this rank to act."""
+        is_meant = self.attempt == 0 and self.rank == self.order.rank
+        return is_meant and 0 < self.order.at <= self._counts[self.order.unit]
+
+
+class SessionProbe(Probe):
+    """The probe of a rank of distrain. Its notes go to the log of the rank, so that they come back from every host."""
+
+    def __init__(self, order: Order, *, uses_torch: bool) -> None:
+        super().__init__(order)
+        self._trial, self._uses_torch = order, uses_torch
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Protect the files that this host sees before the rest of the work is unpickled, which may run code."""
         vars(self).update(state)
-        if inside_file(Path(self._order.folder)).exists():
+        if inside_file(Path(self._trial.folder)).exists():
             return
         mirror, temporary = os.environ.get(MIRROR, ""), scratch_directory() or ""
-        has_copy = is_below(os.getcwd(), mirror or self._order.folder)
+        has_copy = is_below(os.getcwd(), mirror or self._trial.folder)
         run = os.path.dirname(mirror)  # get_trial_dir() is beside the copy of the project
-        if not confine((self._order.folder, run, temporary), self._order.roots) and not has_copy:
+        if not confine((self._trial.folder, run, temporary), self._trial.roots) and not has_copy:
             raise PermissionError("a drill cannot protect your files on this host, whose kernel has no Landlock")
-        if any(is_below(root, tempfile.gettempdir()) for root in self._order.roots) and temporary:
+        if any(is_below(root, tempfile.gettempdir()) for root in self._trial.roots) and temporary:
             os.environ["TMPDIR"] = tempfile.tempdir = temporary
 
     def __call__(self) -> None:
-        """Seed the random numbers, and begin to watch. Called in the worker."""
-        self._session = session = session_of("drill")
-        self._pid = os.getpid()
-        rank = session.context.world_rank
-        random.seed(rank)
+        """Begin to watch. Called in the worker."""
+        session = session_of("drill")
+        self.rank, self.attempt = session.context.world_rank, session.context.attempt
+        self.watch()
         if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(rank)
-        sys.addaudithook(self._note_reading)
+            sys.modules["numpy"].random.seed(self.rank)
         if self._uses_torch or "torch" in sys.modules:
-            from distrain.torch.drill.training_state import TrainingWatch
-
-            TrainingWatch(self, seed=rank)
+            self.watch_torch()
         report, should_stop = session.report, session.should_stop
 
         def noted_report(metrics: Any, checkpoint: Any = None, *more: Any, **options: Any) -> None:
-            if checkpoint is not None and self._order.probe.act == "kill before report" and self._is_due():
+            if checkpoint is not None and self.order.act == "kill before report" and self.is_due():
                 kill_tree(os.getpid())
             report(metrics, checkpoint, *more, **options)
             self.count("report", saves=checkpoint is not None, steps=self.steps_done)
@@ -85,49 +154,10 @@ class Probe:
 
         session.report, session.should_stop = noted_report, noted_should_stop
 
-    def _note_reading(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Note a file older than the drill that the script reads: it may be a snapshot of an earlier training."""
-        if event != "open" or len(self._opened) == _MOST_OPENED:
-            return
-        with contextlib.suppress(OSError, TypeError, ValueError):  # such as a descriptor instead of a path
-            path, is_reading = os.path.relpath(arguments[0]), arguments[2] & os.O_ACCMODE == os.O_RDONLY
-            is_code = path.endswith((".py", ".pyc")) or os.path.abspath(path).startswith(_LIBRARIES)
-            if is_reading and not is_code and path not in self._opened:
-                self._opened.add(path)
-                if os.path.isfile(path) and os.path.getmtime(path) < self._order.began:
-                    self.note("open", path=path)
-
-    def note(self, what: str, **facts: Any) -> None:
-        """Write a line into the log of this rank, unless this is another process that it has forked."""
-        if os.getpid() != self._pid:
-            return
-        data = f"\n{MARK}{json.dumps({'what': what, 'time': time.time(), **facts})}\n".encode()
-        while data:
-            data = data[os.write(1, data) :]
-
-    def count(self, unit: Unit, **facts: Any) -> None:
-        """Note a report or a step, and act if it is time."""
-        self.note(unit, **facts)
-        self._counts[unit] += 1
-        if unit != self._order.probe.unit or not self._is_due():
-            return
-        match self._order.probe.act:
-            case "kill":
-                kill_tree(os.getpid())
-            case "kill host":
-                kill_tree(_first_program())
-            case "pause":
-                self.note("pause")
-                while True:
-                    time.sleep(1)
-            case "linger" if self._counts[unit] == self._order.probe.at:
-                self.note("linger")
-                time.sleep(_LINGERS_S)
-
-    def _is_due(self) -> bool:
-        context, order = self._session.context, self._order.probe
-        is_meant = context.attempt == 0 and context.world_rank == order.rank
-        return is_meant and 0 < order.at <= self._counts[order.unit]
+    def write(self, line: bytes) -> None:
+        """Write a line into the log of this rank."""
+        while line:
+            line = line[os.write(1, line) :]
 
 
 def _first_program() -> int:

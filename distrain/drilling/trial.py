@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,14 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.drilling.causes import Cause
+from distrain.drilling.command import ORDER, notes_folder
 from distrain.drilling.isolation import mirror
-from distrain.drilling.journal import Journal, read_journal
+from distrain.drilling.journal import Journal, read_journal, read_notes
 from distrain.storage.runs.details import error_of, failures_in
 from distrain.system.pickling import pickled
-from distrain.system.process import Process, kill_tree, spawn_quiet
+from distrain.system.process import Process, kill_tree, spawn_quiet, sweep_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from distrain.drilling.order import Order, ProbeOrder
 
@@ -30,6 +32,8 @@ _STOP_S = 15.0
 """Seconds in which a run ends after two signals."""
 _REFUSALS = (errno.EACCES, errno.EROFS, errno.EOVERFLOW)
 """Errors of Landlock, of read-only file systems, and of overlays over directories of other users."""
+_ERROR = re.compile(r"(?:\[rank\d+\]: ?)?((?:[\w.]+\.)?\w*(?:Error|Exception)\b.*)")
+"""The last line of a traceback, as torch shows that of a rank."""
 _PROTECTED = (
     "a drill protects everything outside your directory: use relative paths or, in arguments, {drill}, as in "
     "--output {drill}/out"
@@ -46,6 +50,9 @@ class Trial:
         self._template, self._folder = template, folder
         self._deadline = time.time() + limit_s
         self._process: Process
+        self._starts = 0
+        self._said = 0
+        """The size of the output before the last start."""
         if not folder.exists():
             (folder / "files").mkdir(parents=True)
             (folder / "tmp").mkdir()
@@ -56,15 +63,25 @@ class Trial:
         """Start the run, or continue it. ``workers``: another number of them."""
         folder, template = self._folder, self._template
         directory = folder / "work" if template.copies else Path.cwd()
-        words = (word.replace("{drill}", str(folder / "files")) for word in template.arguments)
+        number = workers or template.workers
+
+        def placed(words: Sequence[str]) -> tuple[str, ...]:
+            known = {"{drill}": str(folder / "files"), "{workers}": str(number), os.path.realpath("."): str(directory)}
+            for name, value in known.items():
+                words = [word.replace(name, value) for word in words]
+            return tuple(words)
+
         order = replace(
             template,
-            arguments=tuple(word.replace(os.path.realpath("."), str(directory)) for word in words),
+            arguments=placed(template.arguments),
+            command=placed(template.command),
+            start=self._starts,
             storage=str(folder / "runs"),
-            workers=workers or template.workers,
+            workers=number,
             probe=probe,
             folder=str(folder),
         )
+        self._starts += 1
         (folder / "order.pkl").write_bytes(pickled(replace(order, trainer=None)) + pickled(order))
         own = {
             "DISTRAIN_TRACKERS": "",
@@ -73,7 +90,12 @@ class Trial:
             "TMPDIR": str(folder / "tmp"),
             "WANDB_MODE": "offline",
         }
+        for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):  # what one trial has compiled is there for all
+            if name not in os.environ:
+                own[name] = str(folder.parent / name.lower())
+                os.makedirs(own[name], exist_ok=True)
         with open(folder / "console.log", "ab") as console:
+            self._said = console.tell()
             self._process = spawn_quiet(
                 [sys.executable, "-m", "distrain", "drill-trial", str(folder / "order.pkl")],
                 directory=str(directory),
@@ -94,6 +116,8 @@ class Trial:
 
     def journal(self) -> Journal:
         """Read what has happened so far."""
+        if self._template.command:
+            return read_notes(notes_folder(self._folder), has_finished=self._process.poll() == 0)
         return read_journal(self._folder / "runs/run")
 
     @property
@@ -117,6 +141,8 @@ class Trial:
         """Kill all processes of the run at once, so that none sees another one die. Return the exit code."""
         if self.is_running:
             kill_tree(self._process.pid)
+        if self._template.command:  # its launcher may have left ranks behind
+            sweep_environment(ORDER, str(self._folder / "order.pkl").__eq__)
         return self._process.wait()
 
     def files(self) -> set[str]:
@@ -138,5 +164,7 @@ class Trial:
             why = str(failure["summary"])
             hint = f" ({_PROTECTED})" if any(f"[Errno {number}]" in why for number in _REFUSALS) else ""
             return why + hint, [Cause("prefix", "")] if is_prefix else []
-        said = (self._folder / "console.log").read_text(errors="replace").splitlines()
+        said = (self._folder / "console.log").read_bytes()[self._said :].decode(errors="replace").splitlines()
+        if self._template.command and (errors := list(filter(None, map(_ERROR.match, said)))):
+            return errors[0][1], []
         return next((line for line in reversed(said) if line.strip() and "\x1e" not in line), "it says nothing"), []

@@ -11,7 +11,6 @@ import os
 import random
 import sys
 import sysconfig
-import zlib
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
 
+from distrain.drilling.imports import when_imported
+from distrain.torch.drill.digests import after, digest, digests, keywords_of
+from distrain.torch.drill.rank_watch import RankWatch
 from distrain.torch.reproducibility import seed_random_numbers
 from distrain.worker.places import outwards
 
@@ -57,16 +59,20 @@ class TrainingWatch:
         """Of the loader that was read last: the epoch of its sampler, and the batches read."""
         kinds = (("optimizer", Optimizer), ("scheduler", LRScheduler), ("scaler", torch.amp.GradScaler))
         for name, kind in kinds:
-            _after(kind, "__init__", lambda made, *_, name=name: self._made[name].append(ref(made)))
+            after(kind, "__init__", lambda made, *_, name=name: self._made[name].append(ref(made)))
         nn.modules.module.register_module_forward_pre_hook(self._at_call)
         register_optimizer_step_post_hook(self._at_step_end)
-        _after(torch.amp.GradScaler, "update", self._at_step_end)  # a scaler leaves out steps
-        _after(nn.Module, "load_state_dict", self._note_load)
+        after(torch.amp.GradScaler, "update", self._at_step_end)  # a scaler leaves out steps
+        after(nn.Module, "load_state_dict", self._note_load)
         iterators: Any = dataloader._BaseDataLoaderIter
-        _after(iterators, "__init__", self._note_loop)
-        _after(iterators, "_reset", self._note_loop)  # of persistent workers
-        _after(iterators, "__next__", self._note_batch)
+        after(iterators, "__init__", self._note_loop)
+        after(iterators, "_reset", self._note_loop)  # of persistent workers
+        after(iterators, "__next__", self._note_batch)
         torch.save = self._saving(torch.save)
+        when_imported("safetensors.torch", self._watch_safetensors)
+        when_imported("torch.distributed.checkpoint.filesystem", self._watch_dcp)
+        if probe.order.act == "ranks":
+            RankWatch(probe, lambda: self._living("optimizer"))
 
     # -- what happens ---------------------------------------------------------------------------------------------
 
@@ -92,6 +98,14 @@ class TrainingWatch:
             self._probe.note("save", path=str(target))
 
         return saving
+
+    def _watch_safetensors(self) -> None:
+        module = sys.modules["safetensors.torch"]
+        vars(module)["save_file"] = self._saving(module.save_file)
+
+    def _watch_dcp(self) -> None:
+        writer = sys.modules["torch.distributed.checkpoint.filesystem"].FileSystemWriter
+        after(writer, "finish", lambda made, *_: self._probe.note("save", path=str(made.path)))
 
     def _at_call(self, module: nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling() or not (self._is_new_step and module.training and torch.is_grad_enabled()):
@@ -123,10 +137,7 @@ class TrainingWatch:
         trained = [one for each in optimizers for group in each.param_groups for one in group["params"]]
         found = _Found(self._trained())
         found.add("", module, 0)
-        keywords: Any = {}
         for function in outwards(frame):
-            if not keywords and function.f_code.co_name in ("_call_impl", "inner"):
-                keywords = function.f_locals.get("kwargs", {})
             found.look_into(function)
         names = {identity: name for name, identity in reversed(found.names)}
         of_models: dict[str, torch.Tensor] = {}
@@ -134,17 +145,17 @@ class TrainingWatch:
             name = names.get(id(one), "parameter")
             of_models[f"{name} ({index})" if name in of_models else name] = one
         return {
-            "model": _digests(of_models),
-            "optimizer": _digests(_tensors_of(optimizers)),
+            "model": digests(of_models),
+            "optimizer": digests(_tensors_of(optimizers)),
             "lr": {name: [_plain(group["lr"]) for group in each.param_groups] for name, each in _named(optimizers)},
             "scheduler": _states(self._living("scheduler")),
             "scaler": _states(self._living("scaler")),
-            "buffers": _digests(found.buffers),
-            "averages": _digests(found.averages),
+            "buffers": digests(found.buffers),
+            "averages": digests(found.averages),
             "random": {**_random_states(), **found.generators},
             "counters": found.counters,
             "loader": dict(self._loader),
-            "data": {"inputs": _digest([*tree_leaves(inputs), *tree_leaves(keywords)])},
+            "data": {"inputs": digest(tree_leaves((inputs, keywords_of(frame))))},
         }
 
 
@@ -180,9 +191,9 @@ class _Found:
         elif isinstance(value, dict):
             self._add_mapping(name, value)
         elif isinstance(value, torch.Generator):
-            self.generators[name] = _digest([value.get_state()])
+            self.generators[name] = digest([value.get_state()])
         elif type(value).__name__ == "Generator" and type(value).__module__.startswith("numpy"):
-            self.generators[name] = _digest([repr(value.bit_generator.state)])
+            self.generators[name] = digest([repr(value.bit_generator.state)])
         elif depth < _DEEPEST and _is_users(value):
             for key, one in list(vars(value).items()):
                 if type(one) is int and not key.startswith("_"):
@@ -250,46 +261,9 @@ def _plain(value: Any) -> Any:
 
 
 def _random_states() -> Part:
-    found = {"Python": _digest([repr(random.getstate())]), "torch": _digest([torch.get_rng_state()])}
+    found = {"Python": digest([repr(random.getstate())]), "torch": digest([torch.get_rng_state()])}
     if "numpy" in sys.modules:
-        found["NumPy"] = _digest([repr(sys.modules["numpy"].random.get_state(legacy=False))])
+        found["NumPy"] = digest([repr(sys.modules["numpy"].random.get_state(legacy=False))])
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found["CUDA"] = _digest([torch.cuda.get_rng_state()])
+        found["CUDA"] = digest([torch.cuda.get_rng_state()])
     return found
-
-
-def _digests(tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
-    """Return the sum and the norm of each tensor. A third number means that they are those of this rank's part."""
-    found = {}
-    for name, tensor in tensors.items():
-        is_part = hasattr(tensor, "device_mesh")
-        local: Any = getattr(tensor, "_local_tensor", tensor)
-        values = (torch.view_as_real(local) if local.is_complex() else local).detach().double()
-        found[name] = [float(values.sum()), float(torch.linalg.vector_norm(values)), *([0.0] if is_part else [])]
-    return found
-
-
-def _digest(leaves: list[Any]) -> str:
-    """Return a checksum of tensors and texts."""
-    checksum = 0
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            local = leaf.to_local() if hasattr(leaf, "to_local") else leaf
-            data: Any = local.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        else:
-            data = str(leaf).encode()
-        checksum = zlib.crc32(data, checksum)
-    return f"{checksum:08x}"
-
-
-def _after(kind: Any, name: str, then: Callable[..., None]) -> None:
-    """Have ``then(object, result, *arguments)`` called after each call of a method."""
-    method = getattr(kind, name)
-
-    @wraps(method)
-    def both(self: Any, *arguments: Any, **options: Any) -> Any:
-        result = method(self, *arguments, **options)
-        then(self, result, *arguments)
-        return result
-
-    setattr(kind, name, both)

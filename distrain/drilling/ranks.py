@@ -1,0 +1,271 @@
+"""The comparison of ranks that train one model, with each other and with one rank alone. Runs in: coordinator.
+
+:mod:`distrain.torch.drill.rank_watch` says which ranks must have the same numbers, and which must read other rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import chain, combinations
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from distrain.drilling.causes import Cause
+from distrain.drilling.compare import distance
+from distrain.errors import JobError
+from distrain.system.text import number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from distrain.drilling.journal import Attempt, Note
+
+_EQUAL = 1e-5
+"""The largest relative difference of numbers that must be equal: DDP's are so, bit by bit."""
+_LIKE_ONE_RANK = 0.02
+"""That of gradients, which one rank adds up in another order."""
+_CHANCE = 0.05
+"""The largest share of rows that two ranks have in common although the data are divided: equal rows in the data."""
+
+
+class Ranks:
+    """The ranks of an attempt. ``has_finished``: whether they have trained until the end."""
+
+    def __init__(self, attempt: Attempt, *, has_finished: bool) -> None:
+        self._notes = {rank: attempt.of("rows", rank) for rank in attempt.notes if attempt.of("rows", rank)}
+        self._attempt, self._has_finished = attempt, has_finished
+        shares: dict[str, list[int]] = {}
+        for rank, notes in self._notes.items():
+            shares.setdefault(notes[0]["share"], []).append(rank)
+        self._shares = [ranks for ranks in shares.values() if len(ranks) > 1]
+        """Ranks that must read different rows."""
+        self.count = max(map(len, shares.values()), default=0)
+
+    @property
+    def rows_at_once(self) -> int:
+        """The rows in the first batches of ranks that read different rows."""
+        return sum(len(self._notes[rank][0]["rows"]) for rank in self._first_share)
+
+    @property
+    def _first_share(self) -> list[int]:
+        return self._shares[0] if self._shares else [min(self._notes)]
+
+    def faults(self) -> list[Cause]:
+        """Return what is wrong, each cause once."""
+        found = chain(*map(self._faults_of_data, self._shares), self._faults_of_replicas())
+        return list({cause.name: cause for cause in found}.values())
+
+    # -- data -----------------------------------------------------------------------------------------------------
+
+    def _faults_of_data(self, ranks: Sequence[int]) -> Iterator[Cause]:
+        identity = self._identity(ranks)
+        for one, other in combinations(ranks, 2):
+            if overlap := self._overlap(one, other, identity):
+                first, second = self._notes[one][0], self._notes[other][0]
+                names = [name for name, value in first["sampler"].items() if second["sampler"].get(name) != value]
+                if names:
+                    values = f"{first['sampler'][names[0]]} and {second['sampler'].get(names[0])}"
+                    yield Cause(
+                        "sampler-seed", f"the sampler's {names[0]} is {values} on ranks {one} and {other}{_at(first)}"
+                    )
+                else:
+                    yield Cause("same-rows", f"ranks {one} and {other} {overlap}{_at(first)}")
+                break
+        for one, other in combinations(ranks, 2):
+            sizes = [self._batches(rank) for rank in (one, other)]
+            uneven = [index for index in range(min(map(len, sizes))) if sizes[0][index] != sizes[1][index]]
+            if uneven:
+                counts = " and ".join(str(each[uneven[0]]) for each in sizes)
+                text = f"ranks {one} and {other} train on {counts} batches in a pass over the data"
+                yield Cause("uneven", text + _at(self._notes[one][0]))
+                break
+
+    def _batches(self, rank: int) -> list[int]:
+        """Return the number of batches in each complete pass over the data."""
+        counts = list(Counter(note.get("pass", 0) for note in self._notes[rank]).values())
+        return counts if self._has_finished else counts[:-1]
+
+    def _identity(self, ranks: Iterable[int]) -> str:
+        """Return by what rows are known: their indices in equal datasets, or else their contents."""
+        notes = [note for rank in ranks for note in self._notes[rank]]
+        datasets = {index.partition(":")[0] for note in notes for index in note.get("index") or ["none:", "other:"]}
+        return "index" if len(datasets) == 1 else "rows"
+
+    def _overlap(self, one: int, other: int, identity: str) -> str:
+        """Say which rows two ranks both read in their first pass over the data; ``""`` if that may be chance."""
+        passes = [self._first_pass(rank, identity) for rank in (one, other)]
+        counts = [Counter(chain.from_iterable(each)) for each in passes]
+        once = [{row for row, times in each.items() if times == 1} for each in counts]
+        same = [
+            index
+            for index, (ours, theirs) in enumerate(zip(*passes, strict=False))
+            if sorted(ours) == sorted(theirs) and once[0] & set(ours)
+        ]
+        if len(same) > 1 and 2 * len(same) > min(map(len, passes)):
+            return f"read the same rows, batch by batch ({len(same)} of {min(map(len, passes))})"
+        fewest, both = min(map(len, once)), len(once[0] & once[1])
+        repeated = max(1 - len(unique) / max(each.total(), 1) for unique, each in zip(once, counts, strict=True))
+        is_chance = fewest < 4 or both / fewest <= _CHANCE + 3 * repeated
+        return "" if is_chance else f"both read {both} of {fewest} rows in a pass over the data"
+
+    def _first_pass(self, rank: int, identity: str) -> list[list[str]]:
+        """Return the batches of the first pass, without its last one, which a sampler may have filled up."""
+        found: list[list[str]] = []
+        seen: set[str] = set()
+        for note in self._notes[rank]:
+            batch = note[identity]
+            if note.get("pass", 0) != self._notes[rank][0].get("pass", 0) or 2 * len(seen.intersection(batch)) > len(
+                batch
+            ):
+                return found[:-1]
+            found.append(batch)
+            seen.update(batch)
+        return found[:-1] if self._has_finished else found
+
+    # -- replicas -------------------------------------------------------------------------------------------------
+
+    def _faults_of_replicas(self) -> Iterator[Cause]:
+        differences, gradients = self._differences("replicas"), self._differences("gradients")
+        apart = {step for step, part, *_ in differences if part == "parameters"}
+        steps = set.intersection(
+            *({note["step"] for note in self._attempt.of("replicas", rank)} for rank in self._notes)
+        )
+        if apart and not {step for step in steps if step > min(apart)} <= apart:
+            return  # they become equal again, as with local SGD
+        wrong = {step for step, *_ in gradients}
+        for step, _, named, ranks in self._differences("clip"):
+            if step not in wrong:
+                site = next(note["site"] for note in self._attempt.of("clip") if note["step"] == step)
+                yield Cause("clip-before", f"the gradients of {named} differ between ranks {ranks} ({site})")
+                return
+        if skipped := self._skipped():
+            yield Cause("replicas", skipped + self._made())
+            return
+        if apart and gradients:
+            first, _, named, ranks = gradients[0]
+            unsynced = [note["unsynced_at"] for note in self._attempt.of("gradients") if note["step"] == first]
+            place = f" ({unsynced[0]})" if any(unsynced) else self._made(named)
+            text = f"the gradients of {named} differ between ranks {ranks} in step {first + 1}{place}"
+            yield Cause("no-sync" if any(unsynced) else "not-reduced", text)
+        for step, part, named, ranks in differences[:1]:
+            if step == 0 and part == "parameters":
+                yield Cause(
+                    "replica-start", f"{named} differs between ranks {ranks} before the first step{self._made(named)}"
+                )
+            elif not (apart and gradients):
+                yield Cause(
+                    "replicas",
+                    f"{part}: {named} differs between ranks {ranks} from step {step + 1} on{self._made(named)}",
+                )
+
+    def _made(self, named: str = "") -> str:
+        """Return the line that made the model of a parameter, in parentheses."""
+        made = self._first("replicas")[0]["made"]
+        site = made.get(named.strip("`")) or next(iter(made.values()), "")
+        return f" ({site})" if site else ""
+
+    def _skipped(self) -> str:
+        """Say which rank has left out a step that others have taken, and is behind from then on."""
+        for ranks in self._shares:
+            for batches, notes in enumerate(zip(*(self._notes[rank] for rank in ranks), strict=False)):
+                taken = {rank: note["step"] for rank, note in zip(ranks, notes, strict=True)}
+                if len({*taken.values()}) > 1:
+                    named = " and ".join(f"{step} on rank {rank}" for rank, step in taken.items())
+                    return f"the optimizer has taken {named} steps in {batches} batches"
+        return ""
+
+    def _differences(self, what: str) -> list[tuple[int, str, str, str]]:
+        """Return step, part, name and ranks of what differs between ranks, the earliest and most telling first."""
+        found = []
+        seen: dict[tuple[int, str, str], tuple[int, Any]] = {}
+        for rank in sorted(self._notes):
+            for note in self._attempt.of(what, rank):
+                parts = note["values"] if what == "replicas" else {what: note["values"]}
+                for order, (part, values) in enumerate(parts.items()):
+                    for name, value in values.items():
+                        first, expected = seen.setdefault((note["step"], part, name), (rank, value))
+                        if distance(value, expected) > _EQUAL:
+                            shown = f"`{name.partition('|')[0]}`"
+                            found.append((note["step"], order, part, shown, f"{first} and {rank}"))
+        return [(step, *more) for step, _, *more in sorted(found)]
+
+    # -- one rank -------------------------------------------------------------------------------------------------
+
+    def remarks(self) -> list[str]:
+        """Return what is worth a look, but on purpose in many scripts."""
+        found = []
+        for one, other in zip(notes := self._notes[min(self._notes)], notes[1:], strict=False):
+            epochs = [note.get("sampler", {}).get("epoch") for note in (one, other)]
+            if (
+                one.get("pass") != other.get("pass")
+                and epochs[0] == epochs[1] is not None
+                and one["sampler"].get("shuffle")
+            ):
+                found.append(f"each pass over the data has the same order, as set_epoch() is never called{_at(one)}")
+                break
+        return found
+
+    def against(self, single: Ranks) -> tuple[list[Cause], list[str]]:
+        """Compare the first gradients with those of one rank on the same rows. Return faults and remarks.
+
+        Raises JobError if they cannot be compared.
+        """
+        ours, alone = self._first("gradients"), single._first("gradients")
+        if not ours or not alone:
+            raise JobError("no step of an optimizer was seen")
+        if self._step_rows(0) != single._step_rows(0):
+            raise JobError("it reads other rows")
+        starts = [_whole([note["values"]["parameters"] for note in each._first("replicas")]) for each in (self, single)]
+        if any(distance(value, starts[1].get(name)) > _EQUAL for name, value in starts[0].items()):
+            raise JobError("it begins with other parameters")
+        remarks = []
+        rate = ours[0]["rates"][0] / (alone[0]["rates"][0] or math.inf)
+        if abs(rate - 1) > _LIKE_ONE_RANK:
+            remarks.append(f"the learning rate of {self.count} ranks is {number(rate)} times that of one")
+        norms = [_whole([note["whole"] for note in each]) for each in (ours, alone)]
+        largest = max((value[1] for value in norms[1].values()), default=0.0)
+        ratios = [
+            norms[0][name][1] / norm
+            for name, (_, norm) in norms[1].items()
+            if name in norms[0] and norm > 1e-4 * largest
+        ]
+        usual = median(ratios) if ratios else 1.0
+        reduced_at = f" ({ours[0]['reduced_at']})" if ours[0]["reduced_at"] else ""
+        text = f"the gradients of {self.count} ranks are {number(usual)} times those of one rank on the same rows"
+        if any(abs(ratio / usual - 1) > _LIKE_ONE_RANK for ratio in ratios):
+            why = (
+                f"BatchNorm (`{ours[0]['norms'][0]}`) is not synchronized"
+                if ours[0]["norms"]
+                else ("such as a mean over unequal numbers of tokens")
+            )
+            remarks.append(f"the gradients depend on how the rows are divided among ranks: {why}")
+        elif abs(usual / self.count - 1) < _LIKE_ONE_RANK:
+            return [Cause("summed", text + reduced_at)], remarks
+        elif abs(usual - 1) > _LIKE_ONE_RANK:
+            remarks.append(f"{text}, as if the loss were summed up")
+        return [], remarks
+
+    def _first(self, what: str) -> list[Note]:
+        """Return the first note of a kind of each rank."""
+        return [notes[0] for rank in self._notes if (notes := self._attempt.of(what, rank))]
+
+    def _step_rows(self, step: int) -> list[str]:
+        """Return the rows of a step on all ranks that read different rows, sorted."""
+        notes = [note for rank in self._first_share for note in self._notes[rank] if note["step"] == step]
+        return sorted(chain.from_iterable(note["rows"] for note in notes))
+
+
+def _at(note: Note) -> str:
+    return f" ({note['site']})" if note.get("site") else ""
+
+
+def _whole(parts: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    """Return sum and norm of each tensor, of which ranks in different places have different parts."""
+    places = {name: value for part in parts for name, value in part.items()}
+    found: dict[str, list[float]] = {}
+    for key, (added, norm, *_) in places.items():
+        name = key.partition("|")[0]
+        total, whole = found.get(name, (0.0, 0.0))
+        found[name] = [total + added, math.hypot(whole, norm)]
+    return found
