@@ -1,4 +1,4 @@
-"""Train one model that is split between the ranks by columns and rows. All ranks read the same batches, as they must."""
+"""Train one model that is split between the ranks by columns and rows, so all ranks must read the same batches."""
 
 import torch
 import torch.distributed as dist
