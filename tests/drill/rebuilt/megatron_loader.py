@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 
 OUT = Path("out")
-SAMPLES, GLOBAL_BATCH, TRAIN_ITERS, SAVE_INTERVAL = 96, 16, 28, 4
+SAMPLES, GLOBAL_BATCH, TRAIN_ITERS, SAVE_INTERVAL = 112, 16, 32, 4
 
 
 class BatchSampler:
