@@ -112,10 +112,10 @@ class Differences:
             yield Cause("scheduler", self._value("scheduler" if "scheduler" in keys else "lr"))
         if "scaler" in keys:
             yield Cause("scaler", self._value("scaler"))
+        yield from self._of_data()
         if "random" in keys:
             name = "rank-0" if self._is_of_rank_0("random") else "random"
             yield Cause(name, f"the random state of {', '.join(self.keys['random'])} differs on rank {self.rank}")
-        yield from self._of_data()
         for part in ("buffers", "averages"):
             if part in keys:
                 yield Cause(part, self._tensors(part))

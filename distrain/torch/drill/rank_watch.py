@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
-from distrain.torch.drill.digests import after, digest, digests, keywords_of
+from distrain.torch.drill.digests import after, digest, digests, keywords_of, sampler_of
 from distrain.torch.reproducibility import seed_random_numbers
 from distrain.worker.places import outwards
 
@@ -108,10 +108,10 @@ class RankWatch:
         return making
 
     def _note_pass(self, iterator: Any, _: Any, loader: Any, *__: Any) -> None:
-        data, sampler = loader.dataset, loader.sampler
+        data, sampler = loader.dataset, sampler_of(loader)
         number = vars(loader).get("distrain_passes", 0)
         vars(loader)["distrain_passes"] = number + 1
-        names = ("epoch", "seed", "initial_seed", "shuffle")
+        names = ("epoch", "seed", "initial_seed", "shuffle", "num_repeats")
         values = {name: value for name in names if isinstance(value := getattr(sampler, name, None), int)}
         iterator.distrain_rows = deque(maxlen=2 + 2 * loader.num_workers * (loader.prefetch_factor or 0))
         iterator.distrain_pass = {"pass": number, "sampler": values, "site": self._loaders.get(id(data), "")}
@@ -190,6 +190,8 @@ class RankWatch:
         self._probe.note("replicas", step=self._steps, values=values | {"learning rate": rates}, made=made)
 
     def _at_step_end(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._is_new_step:  # by another optimizer, such as that inside of ZeroRedundancyOptimizer
+            return
         self._is_new_step = self._is_new_batch = True
         gradients = self._gradients(_parameters(optimizer))
         self._probe.note(

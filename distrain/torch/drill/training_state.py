@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
 
 from distrain.drilling.imports import when_imported
-from distrain.torch.drill.digests import after, digest, digests, keywords_of
+from distrain.torch.drill.digests import after, digest, digests, keywords_of, sampler_of
 from distrain.torch.drill.rank_watch import RankWatch
 from distrain.torch.reproducibility import seed_random_numbers
 from distrain.worker.places import outwards
@@ -85,7 +85,7 @@ class TrainingWatch:
             self._probe.note("misfit", missing=keys.missing_keys[:3], unexpected=keys.unexpected_keys[:3])
 
     def _note_loop(self, iterator: Any, _: Any, loader: Any, *__: Any) -> None:
-        iterator.distrain_drill = {"epoch": getattr(loader.sampler, "epoch", None), "batch": 0}
+        iterator.distrain_drill = {"epoch": getattr(sampler_of(loader), "epoch", None), "batch": 0}
 
     def _note_batch(self, iterator: Any, *_: Any) -> None:
         self._loader = iterator.distrain_drill
@@ -135,7 +135,7 @@ class TrainingWatch:
         """Return all parts of the state, by what they are."""
         optimizers = self._living("optimizer")
         trained = [one for each in optimizers for group in each.param_groups for one in group["params"]]
-        found = _Found(self._trained())
+        found = _Found(trained)
         found.add("", module, 0)
         for function in outwards(frame):
             found.look_into(function)
@@ -160,10 +160,11 @@ class TrainingWatch:
 
 
 class _Found:
-    """The parts that are found in variables. ``trained``: the ids of the parameters that optimizers have."""
+    """The parts that are found in variables. ``trained``: the parameters that optimizers have."""
 
-    def __init__(self, trained: set[int]) -> None:
-        self._trained = trained
+    def __init__(self, trained: list[torch.Tensor]) -> None:
+        self._trained = {*map(id, trained)}
+        self._places = {*map(_place, trained)}
         self._seen: set[int] = set()
         self.names: list[tuple[str, int]] = []
         """Names of trained parameters, and their ids."""
@@ -212,9 +213,19 @@ class _Found:
             self.averages |= {f"{name}.{key}": one for key, one in (parameters | buffers).items()}
 
     def _add_mapping(self, name: str, values: dict[Any, Any]) -> None:
-        tensors = {f"{name}.{key}": one for key, one in values.items() if isinstance(one, torch.Tensor)}
+        tensors = {
+            f"{name}.{key}": one
+            for key, one in values.items()
+            if isinstance(one, torch.Tensor) and _place(one) not in self._places  # else a state_dict() of the model
+        }
         if {str(key).removeprefix("module.") for key in values} & {key for key, _ in self.names}:
             self.averages |= tensors
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Return the address of the numbers, or of this rank's part of them."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local.data_ptr()
 
 
 def _is_users(value: object) -> bool:
