@@ -241,6 +241,8 @@ def _worker_spec(
         debug_rank=request.debug_rank,
         memory_every=request.memory_every,
         nan_metric=request.failure_config.nan_metric if request.failure_config.on_nan == "rollback" else None,
+        on_divergence=request.failure_config.on_divergence,
+        divergence_every=request.failure_config.divergence_every,
         skip_to=dict(skip_to),
     )
 

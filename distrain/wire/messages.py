@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 32
+WIRE_VERSION = 33
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -257,6 +257,19 @@ class Troubles(OfAttempt):
     Agent -> coordinator.
     """
 
+    troubles: list[dict[str, Any]]
+
+
+@message
+class TroublesSeen(FromWorker):
+    """All that a rank has found wrong with any ranks, if that has changed.
+
+    troubles: as in :class:`Troubles`, all of the same ``sort``, which those of other ranks replace.
+
+    Worker -> coordinator.
+    """
+
+    sort: str
     troubles: list[dict[str, Any]]
 
 
@@ -745,6 +758,7 @@ class WorkerSpec(ToWorker):
     debug_rank: the rank on which breakpoint() opens the debugger.
     memory_every: see :class:`~distrain.api.config.CheckpointConfig`.
     nan_metric: the metric that must be finite, or else report() raises :class:`~distrain.Rollback`.
+    on_divergence, divergence_every: see :class:`~distrain.FailureConfig`.
     skip_to: by dataset or loader: the position up to which its rows are left out, whatever the checkpoint says.
     """
 
@@ -759,6 +773,8 @@ class WorkerSpec(ToWorker):
     debug_rank: int | None = None
     memory_every: int | None = None
     nan_metric: str | None = None
+    on_divergence: str = "ignore"
+    divergence_every: int = 100
     skip_to: dict[str, Any] = field(default_factory=dict)
 
 
