@@ -173,19 +173,11 @@ class ReportHandler:
         for one in slow:
             self.tell(one)
 
-    @hears(wire.Troubles)
-    def on_troubles(self, host: str, message: wire.Troubles) -> None:
-        """Show and record what is wrong with the memory and the GPUs of a host, or is over."""
-        self._note_troubles(host, message.troubles)
-
-    @hears(wire.TroublesSeen)
-    def on_troubles_seen(self, _: str, message: wire.TroublesSeen) -> None:
-        """Show and record what a rank has found wrong."""
-        self._note_troubles(message.sort, message.troubles)
-
-    def _note_troubles(self, source: str, troubles: Sequence[Mapping[str, Any]]) -> None:
-        """Note all that is wrong now according to a source. A line appears once."""
-        new, over = self.status.heard_troubles(source, [Trouble(**fields) for fields in troubles])
+    @hears(wire.Troubles, wire.TroublesSeen)
+    def on_troubles(self, host: str, message: wire.Troubles | wire.TroublesSeen) -> None:
+        """Show and record what is wrong with a host, or with ranks, or is over. A line appears once."""
+        source = host if isinstance(message, wire.Troubles) else "ranks"
+        new, over = self.status.heard_troubles(source, [Trouble(**fields) for fields in message.troubles])
         for one in new:
             host = self.status.ranks[one.rank].host
             if one not in self._troubles_shown:

@@ -149,11 +149,10 @@ class TorchConfig(BackendConfig):
     def at_begin(self, context: TrainContext) -> None:
         """Count the first steps of optimizers, to see whether the ranks train together. Watch if they stay equal."""
         session = current.session
-        if session is not None and session.on_divergence != "ignore" and context.world_size > 1:
+        if session is not None and session.divergence and context.world_size > 1:
             from distrain.torch.divergence import DivergenceCheck
 
-            rolls_back = session.on_divergence == "rollback"
-            session.check_replicas = DivergenceCheck(session, session.divergence_every, rolls_back=rolls_back).at_report
+            session.check_replicas = DivergenceCheck(session, *session.divergence).at_report
         if context.local_world_size > 1 and "torch" in sys.modules:
             save_in_one_step(tempfile.gettempdir())
         steps = itertools.count(1)

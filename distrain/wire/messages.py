@@ -262,14 +262,13 @@ class Troubles(OfAttempt):
 
 @message
 class TroublesSeen(FromWorker):
-    """All that a rank has found wrong with any ranks, if that has changed.
+    """All that ranks have found wrong with each other by now, if that has changed.
 
-    troubles: as in :class:`Troubles`, all of the same ``sort``, which those of other ranks replace.
+    troubles: as in :class:`Troubles`.
 
     Worker -> coordinator.
     """
 
-    sort: str
     troubles: list[dict[str, Any]]
 
 
@@ -758,7 +757,7 @@ class WorkerSpec(ToWorker):
     debug_rank: the rank on which breakpoint() opens the debugger.
     memory_every: see :class:`~distrain.api.config.CheckpointConfig`.
     nan_metric: the metric that must be finite, or else report() raises :class:`~distrain.Rollback`.
-    on_divergence, divergence_every: see :class:`~distrain.FailureConfig`.
+    divergence: what to do if replicas differ, and the reports from one comparison to the next; None: nothing.
     skip_to: by dataset or loader: the position up to which its rows are left out, whatever the checkpoint says.
     """
 
@@ -773,8 +772,7 @@ class WorkerSpec(ToWorker):
     debug_rank: int | None = None
     memory_every: int | None = None
     nan_metric: str | None = None
-    on_divergence: str = "ignore"
-    divergence_every: int = 100
+    divergence: tuple[str, int] | None = None
     skip_to: dict[str, Any] = field(default_factory=dict)
 
 

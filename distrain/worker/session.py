@@ -83,8 +83,7 @@ class Session:
         context = TrainContext(**{**spec.context, "devices": tuple(spec.context["devices"])})  # JSON has made it a list
         session = cls(channel, context, context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None)
         session._nan_metric, session._skip_to = spec.nan_metric, spec.skip_to
-        session.on_divergence, session.divergence_every = spec.on_divergence, spec.divergence_every
-        session._prefers_memory = spec.memory_every is not None
+        session._prefers_memory, session.divergence = spec.memory_every is not None, spec.divergence
         if channel.has_uploader and (home := memory_directory()) is not None:
             session._memory = MemoryParts(home / f"rank_{context.world_rank}")
         return session
@@ -101,7 +100,8 @@ class Session:
         """The files that this rank has written to the temporary directory, while its code runs."""
         self._nan_metric: str | None = None
         """See :class:`~distrain.wire.WorkerSpec`."""
-        self.on_divergence, self.divergence_every = "ignore", 0
+        self.divergence: Sequence[Any] | None = None
+        """See :class:`~distrain.wire.WorkerSpec`."""
         self.check_replicas: Callable[[], None] = lambda: None
         """Called at the beginning of every report(); set by the backend of the framework."""
         self.loaders: list[Any] = []

@@ -328,7 +328,6 @@ def request_for_adopted(request: RunRequest, plan: WorldPlan | None = None) -> R
     settings = replace(settings, environment=own)
     scaling = replace(request.scaling, num_workers=1 if plan is None else plan.world_size)
     hosts = request.hosts.keys() if plan is None else plan.hosts
-    diverging = request.failure_config.on_divergence
     return replace(
         request,
         scaling=scaling,
@@ -337,7 +336,6 @@ def request_for_adopted(request: RunRequest, plan: WorldPlan | None = None) -> R
             hang_timeout_s=None,
             max_failures=0 if plan else request.failure_config.max_failures,
             on_nan="ignore" if plan else request.failure_config.on_nan,
-            on_divergence="warn" if plan and diverging != "ignore" else diverging,
         ),
         hosts={host: replace(settings, slots=len(plan.on(host)) if plan else None) for host in hosts},
         debug_rank=None,
