@@ -59,16 +59,17 @@ class DivergenceCheck:
         try:
             shared = self._shared() if distributed.is_initialized() else {}
             if not shared:
-                self._give_up("no parameters are in DistributedDataParallel, or in replicas of a mesh")
+                self._give_up("no parameters are replicated", speaks=self._session.context.world_rank == 0)
             for ranks, tensors in shared.items():
                 self._compare(ranks, tensors)
         except RuntimeError as error:  # rank 0, which has the store, may be gone
             self._give_up(f"the ranks cannot exchange checksums: {error}")
         self._stepped.clear()
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: str, *, speaks: bool = True) -> None:
         self._session.check_replicas = lambda: None
-        print(f"distrain: FailureConfig.on_divergence compares nothing: {why}", file=sys.stderr)
+        if speaks:
+            print(f"distrain: FailureConfig.on_divergence compares nothing: {why}", file=sys.stderr)
 
     def _shared(self) -> dict[tuple[int, ...], Tensors]:
         """Return the parameters that this rank shares with others, by the ranks that have them."""
@@ -90,7 +91,7 @@ class DivergenceCheck:
         key = f"{place}/{self._reports}/{self._steps}/{len(tensors)}"
         before, self._keys[place] = self._keys.get(place), key
         if before is not None and store.check([f"{before}/ranks"]):  # all ranks have made another step since then
-            self._give_up("not all ranks report after the same optimizer steps, and as often")
+            self._give_up("ranks report after different optimizer steps", speaks=store.add(f"{place}/off", 1) == 1)
         sums = torch.stack([checksum(tensor).to(tensors[0][1].device) for _, tensor in tensors]).tolist()
         store.append(key, json.dumps([distributed.get_rank(), *sums]) + "\n")
         if store.add(f"{key}/ranks", 1) == len(ranks):
@@ -105,9 +106,8 @@ class DivergenceCheck:
         rows: the checksums of each rank. place: the key of the ranks that were named last.
         """
         (usual, votes), *others = Counter(rows.values()).most_common()
-        culprits = [rank for rank, row in rows.items() if others and (row != usual or votes * 2 <= len(rows))]
-        columns = zip(names, *rows.values(), strict=True)
-        first = next((name for name, *sums in columns if len({*sums}) > 1), "")
+        culprits = [rank for rank, row in sorted(rows.items()) if others and (row != usual or votes * 2 <= len(rows))]
+        first = next((name for name, *sums in zip(names, *rows.values(), strict=True) if len({*sums}) > 1), "")
         which = f"from those of the other {votes} ranks " if len(culprits) < len(rows) else ""
         text = f"parameters differ {which}in report {self._reports}, first in {first}"
         if culprits and self._rolls_back:

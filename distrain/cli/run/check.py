@@ -61,15 +61,13 @@ def compare_bytes(
         try:
             run_work(work, replace(scaling, accelerator_type=None, numa_binding=None), run, sys_path=sys_path)
         except DistrainError as raised:
-            error = str(raised)
+            error = str(raised).partition("\nlogs: ")[0]  # they are deleted
         done = run_at(Path(folder, "check"))
         reports = {line["rank"]: line["metrics"] for line in read_metrics(done.location / METRICS, rank=None)}
     waiting = [one["waiting"] for one in reports.values() if one["waiting"]]
     found = [pair for one in reports.values() for pair in one["found"]]
     # Pairs of later turns wait for those of the first one.
-    found += [(*pair, f"never arrives: {error}") for turn, *pair in waiting if turn == min(waiting)[0]]
-    if error and not found:
-        return [Finding(name, f"no bytes can be compared: {error}") for name in slots]
+    found += [(*pair, "nothing more arrives") for turn, *pair in waiting if turn == min(waiting)[0]]
     kind, ends = "GPU" if use_gpu else "worker", dict[int, tuple[str, str]]()
     for host, ranks in done.hosts.items():
         ends |= {rank: (host, f"{host} {kind} {number}") for number, rank in enumerate(ranks)}
@@ -79,7 +77,7 @@ def compare_bytes(
         for host in hosts:
             findings[Finding(host, f"{' -> '.join(names)}: {text}")] = None
             findings[Finding(host, _CURES[len({*hosts}) > 1], is_fatal=False)] = None
-    return [*findings]
+    return [*findings, *(Finding(name, f"not all bytes were compared: {error}") for name in slots if error)]
 
 
 def show(findings: Sequence[Finding], hosts: Mapping[str, HostFacts], console: Console) -> None:

@@ -63,6 +63,7 @@ def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_p
     """Train, or check the hosts. Raises the error of the run."""
     if ignored := [name for name in WITHOUT_EFFECT if getattr(options, name.replace("-", "_")) is not None]:
         warn(f"--{', --'.join(ignored)}: no effect; these options are for torchrun only")
+    options.check = options.check or options.deep
     try:
         hosts = _hosts(options)
         work = work_of(options, user_path, is_needed=not options.check)

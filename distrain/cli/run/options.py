@@ -84,7 +84,7 @@ def make_parser(prog: str = "python -m distrain.launch") -> parsers.Parser:
     add_options_of(CheckpointConfig, parser.add_argument_group(reported).add_argument)
     add = parser.add_argument_group("for checks and programs").add_argument
     add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
-    add("--deep", action="store_true", help="with --check: also send bytes between all slots, and compare them")
+    add("--deep", action="store_true", help="as --check, but also send bytes between all slots, and compare them")
     add("--json", action="store_true", help="write a JSON object at the end; other output goes to stderr")
     _add_target(parser)
     if prog.endswith(" check"):
