@@ -275,11 +275,11 @@ class FailureConfig:
     on_nan: ``"rollback"`` has ``report()`` raise :class:`Rollback` with ``skip_batch=True`` if ``nan_metric`` is not
         finite. ``"ignore"`` does nothing.
     nan_metric: the metric to look at; ``"train/loss"`` reads ``metrics["train"]["loss"]``.
-    on_divergence: what to do if ranks that train copies of the same parameters no longer have the same ones: ``"warn"``
-        names the ranks that differ from the majority, or all if there is none; ``"rollback"`` also goes back to the
-        last checkpoint, but only warns under another launcher. ``"ignore"`` does not look. The parameters of
-        DistributedDataParallel are compared, and DTensors on mesh dimensions where they are replicated, as in hybrid
-        sharding. Sharded parameters have no copies, and FSDP 1 is left out. All ranks must report after the same steps.
+    on_divergence: what to do if ranks no longer have the same parameters, although they train one model: ``"warn"``
+        names the ranks that differ from the majority, or all if there is none; ``"rollback"`` has ``report()`` raise
+        :class:`Rollback`; ``"ignore"`` does not look. Compared are the parameters of DistributedDataParallel, and
+        DTensors on mesh dimensions where they are replicated, as in hybrid sharding; others, such as those of FSDP 1,
+        are left out. All ranks must report after the same steps. See docs/failures.md.
     divergence_every: the number of reports from one comparison to the next.
     max_rollbacks: the number of rollbacks after which the run fails instead; -1 sets no limit.
     peer_failure_grace_s: seconds between SIGTERM and SIGKILL for the other ranks after one has failed; None, the

@@ -1,20 +1,21 @@
-"""``distrain check --deep``: a bit that changes on its way from any rank to any other one is named, and nothing else."""
+"""``distrain check --deep``: a bit that changes on its way from one rank to another is named, and nothing else."""
 
 from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import distributed
 
-import distrain
 from distrain import RunConfig, ScalingConfig
 from distrain.torch import TorchTrainer, byte_check
 from tests.tables import SEED
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WORKERS = 3
 SIZES = byte_check._SIZES["cpu"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +19,7 @@ from tests.tables import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 SILENCE = "FailureConfig.on_divergence compares nothing: "
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
