@@ -79,7 +79,7 @@ class RunStatus:
     """Times, and the steps or reports of rank 0 that were done by then."""
     _pace: Pace = field(default_factory=Pace)
     _troubles: dict[str, list[Trouble]] = field(default_factory=dict)
-    """By host: what is wrong with its memory and its GPUs now."""
+    """By source, such as a host: what is wrong now."""
 
     @property
     def name(self) -> str:

@@ -114,7 +114,7 @@ class DivergenceCheck:
             raise Rollback(f"{name_ranks(culprits)}: {text}")
         if (named := rank_list(culprits)) != (store.get(place).decode() if store.check([place]) else ""):
             store.set(place, named)
-            troubles = [{"rank": rank, "kind": "parameters", "problem": "differ", "text": text} for rank in culprits]
+            troubles = [{"rank": rank, "kind": "diverged", "problem": "parameters", "text": text} for rank in culprits]
             self._session.send(wire.TroublesSeen, troubles=troubles)
 
 

@@ -54,7 +54,7 @@ def compare_bytes(
     work = TargetWork(target="distrain.torch.byte_check:compare_bytes", backend=TorchConfig(timeout_s=_PATIENCE_S))
     scaling = replace(scaling, num_workers=workers, use_gpu=use_gpu, resources_per_worker=None)
     logging, failures = LoggingConfig(log_level="ERROR", ranks=[]), FailureConfig(hang_timeout_s=2 * _PATIENCE_S)
-    error = ""
+    kind, error = "GPU" if use_gpu else "worker", ""
     with tempfile.TemporaryDirectory() as folder:
         run = replace(run, name="check", storage_path=folder, storage_filesystem=None, log_dir=None, trackers=[])
         run = replace(run, failure_config=failures, logging_config=logging, progress="off", debug_rank=None)
@@ -68,10 +68,9 @@ def compare_bytes(
     found = [pair for one in reports.values() for pair in one["found"]]
     # Pairs of later turns wait for those of the first one.
     found += [(*pair, "nothing more arrives") for turn, *pair in waiting if turn == min(waiting)[0]]
-    kind, ends = "GPU" if use_gpu else "worker", dict[int, tuple[str, str]]()
+    ends, findings = dict[int, tuple[str, str]](), dict[Finding, None]()
     for host, ranks in done.hosts.items():
         ends |= {rank: (host, f"{host} {kind} {number}") for number, rank in enumerate(ranks)}
-    findings: dict[Finding, None] = {}
     for source, target, text in found:
         hosts, names = zip(ends[source], ends[target], strict=True)
         for host in hosts:
