@@ -61,7 +61,7 @@ class RankWatch:
         self._unsynced_at = self._reduced_at = ""
         self._unclipped: dict[str, Any] = {}
         self._reading: dict[str, Any] = {}
-        after(nn.Module, "__init__", lambda made, *_: self._sites.update({id(made): _site()}))
+        after(nn.Module, "__init__", lambda made, *_: self._sites.update({id(made): _site(made)}))
         after(DistributedDataParallel, "__init__", self._note_wrapped)
         after(DistributedDataParallel, "forward", self._note_forward)
         after(DistributedDataParallel, "no_sync", lambda *_: setattr(self, "_unsynced_at", _site()))
@@ -299,11 +299,11 @@ def _plain(name: str) -> str:
     return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
-def _site() -> str:
-    """Return the innermost line of the user's that is being executed, outside of ``__init__``."""
+def _site(made: Any = None) -> str:
+    """Return the innermost line of the user's that is being executed, outside of the ``__init__`` of what is made."""
     for function in outwards(sys._getframe(1)):
-        path = function.f_code.co_filename
-        if function.f_code.co_name != "__init__" and not path.startswith(_LIBRARIES):
+        path, is_init = function.f_code.co_filename, function.f_code.co_name == "__init__"
+        if not path.startswith(_LIBRARIES) and not (is_init and function.f_locals.get("self") is made):
             relative = os.path.relpath(path)
             return f"{path if relative.startswith('..') else relative}:{function.f_lineno}"
     return ""
