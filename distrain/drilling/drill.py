@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from distrain.coordinator.run.trainer import DataParallelTrainer
 from distrain.drilling.causes import Cause
 from distrain.drilling.compare import Comparison, Straight
 from distrain.drilling.isolation import landlock_version, remove, scratch
@@ -24,8 +25,6 @@ from distrain.transfer.project.directories import is_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from distrain.coordinator.run.trainer import DataParallelTrainer
 
 DISTURBANCES = ("kill", "all", "stop", "report", "host", "workers", "ranks")
 _NOTICED_S = 45.0
@@ -91,31 +90,45 @@ class DrillReport:
 
 
 def drill(
-    trainer: DataParallelTrainer,
+    target: DataParallelTrainer | str | Sequence[str],
     *,
+    workers: int | None = None,
     reports: int = 20,
     minutes: float = 2.0,
     only: Collection[str] = DISTURBANCES,
     keep: bool = False,
     fresh: Collection[str] = (),
+    resume_with: str = "",
 ) -> DrillReport:
-    """Find out whether a trainer resumes exactly: run it undisturbed, then with one disturbance each, and compare.
+    """Find out whether a training resumes exactly: run it undisturbed, then with one disturbance each, and compare.
 
     All runs have a directory of their own, which is deleted. See docs/drill.md.
 
-    reports: the number of reports of an undisturbed run, which also continues until it has three checkpoints.
+    target: a trainer, or the command of a script, which may use any launcher.
+    workers: the number that replaces ``{workers}`` in a command.
+    reports: the number of reports, or steps, of an undisturbed run, which also continues until it has three
+        checkpoints.
     minutes: the longest time of an undisturbed run.
     only: some of ``kill`` (of a rank), ``all`` (everything is killed), ``stop`` (SIGTERM), ``report`` (a rank dies
-        before it reports a checkpoint), ``host`` (the loss of one of several) and ``workers`` (one fewer).
+        before it reports a checkpoint), ``host`` (the loss of one of several), ``workers`` (one fewer) and ``ranks``
+        (not a disturbance: ranks are compared with each other).
     keep: do not delete the directory, which is ``report.directory``.
     fresh: patterns of files to hide from the runs, such as ``snapshot*.pt``.
+    resume_with: what a shell appends to a command that continues, such as ``--resume out/last.pt``.
 
-    Raises JobError if the trainer fails undisturbed or reports too little to compare, and errors from pickling it. ::
+    Raises JobError if the target fails undisturbed or does too little to compare, and errors from pickling it. ::
 
-        report = distrain.drill(TorchTrainer(train_func, scaling_config=ScalingConfig(num_workers=2)))
+        report = distrain.drill("torchrun --nproc-per-node {workers} train.py", workers=2)
         assert report.ok, [verdict.text for verdict in report.verdicts]
     """
-    return Drill(Order(trainer=trainer), reports=reports, minutes=minutes, keep=keep, fresh=fresh).run(only)
+    roots: list[str] = []
+    if isinstance(target, DataParallelTrainer):
+        order = Order(trainer=target, workers=workers)
+    else:
+        words = shlex.split(target) if isinstance(target, str) else [*target]
+        order = Order.of_command(words, workers, resume_with)
+        roots = [os.path.dirname(os.path.abspath(one)) for one in words if os.path.isfile(one)]
+    return Drill(order, reports=reports, minutes=minutes, keep=keep, fresh=fresh, roots=roots).run(only)
 
 
 @dataclass(kw_only=True)
