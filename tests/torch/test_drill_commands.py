@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import sys
 import xml.etree.ElementTree as Tree
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.drill.cases import Case, drill, words
 from tests.drill.ranks.cases import BAD, GOOD, REMARKS, Script
 from tests.drill.rebuilt.cases import REBUILT, Rebuilt
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(400)
 SAYS = {
