@@ -5,18 +5,18 @@ A normal run takes a sample; ``scripts/test --all`` runs them all.
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import xml.etree.ElementTree as Tree
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.drill.cases import Case, drill, words
+from tests.drill.cases import EXAMPLES, Case, drill, words
 from tests.drill.ranks.cases import BAD, GOOD, REMARKS, Script
 from tests.drill.rebuilt.cases import REBUILT, Rebuilt
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(400)
 SAYS = {
@@ -90,25 +90,39 @@ for step in range(first, 12):
 """
 
 
-def test_a_lone_script_is_told_how_to_continue_and_the_users_sitecustomize_runs(
+PLUGIN = ("-p", "no:distrain", "-p", "distrain.drilling.pytest_plugin")
+"""The fixture, whether or not the distribution is installed."""
+
+
+def test_the_fixture_fails_and_the_action_passes_once_a_script_is_told_how_to_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib/sitecustomize.py").write_text("import builtins; builtins.mine = 1")
+    monkeypatch.chdir(tmp_path)
+    Path("lib").mkdir()
+    Path("lib/sitecustomize.py").write_text("import builtins; builtins.mine = 1")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"), prepend=":")
-    (tmp_path / "train.py").write_text("print(mine)\n" + LONE)
-    command = ("--only", "kill,all", "--junit", str(tmp_path / "out.xml"), "--", sys.executable, "train.py")
-    seen = drill(Case(command), tmp_path)
-    assert seen.causes == {"not-loaded"}, seen.output
-    again = ("--resume-with", "--continue $(ls *.safetensors | tail -1)")
-    assert drill(Case((*again, *command)), tmp_path).report["ok"]
-    suite = Tree.parse(tmp_path / "out.xml").getroot()
+    Path("train.py").write_text("print(mine)\n" + LONE)
+    Path("test_train.py").write_text(f"def test_it(drill):\n    drill({[sys.executable, 'train.py']}, only=['all'])")
+    done = subprocess.run([sys.executable, "-m", "pytest", *PLUGIN], capture_output=True, text=True, check=False)
+    assert "drifts from step" in done.stdout
+    assert "training starts again from the beginning" in done.stdout
+    assert "1 failed" in done.stdout
+    action = yaml.safe_load((EXAMPLES.parent / ".github/actions/drill/action.yml").read_text())
+    inputs = {name: value.get("default", "") for name, value in action["inputs"].items()} | {
+        "command": f"{sys.executable} train.py",
+        "only": "kill,all",
+        "resume-with": "--continue $(ls *.safetensors | tail -1)",
+    }
+    step = action["runs"]["steps"][-1]
+    given = {name: inputs[value.removeprefix("${{ inputs.").removesuffix(" }}")] for name, value in step["env"].items()}
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    subprocess.run(["bash", "-e", "-c", step["run"]], env=os.environ | given, check=True)
+    suite = Tree.parse("drill.xml").getroot()
     assert [case.get("name") for case in suite.iter("testcase")] == [
         "undisturbed, twice", "kill -9 of rank 0", "everything is killed, then a new start"
     ]  # fmt: skip
     assert suite.find(".//failure") is None
-    (tmp_path / "out.xml").unlink()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["lib", "train.py"]
+    assert not list(tmp_path.glob("*.safetensors"))
 
 
 def test_bad_commands_are_explained(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
 
-from distrain.drilling.imports import when_imported
+from distrain.system.imports import when_imported
 from distrain.torch.drill.digests import after, digest, digests, keywords_of, sampler_of
 from distrain.torch.drill.rank_watch import RankWatch
 from distrain.torch.reproducibility import seed_random_numbers
