@@ -193,6 +193,9 @@ class Drill:
                 f"there is too little to compare in {seconds:.0f} s: {until} calls of report(), or steps of an "
                 f"optimizer of torch{''.join(f' ({why})' for why in blind[:1])}. " + self._advice(first)
             )
+        models = [step.get("model") for step in attempt.of("step", attempt.rank)]
+        if unit == "step" and not blind and all(one == models[0] for one in models):
+            raise JobError("no step changes the parameters, as if all gradients were 0: there is nothing to compare")
         self._limit_s = 3 * seconds + 60
         second = self._undisturbed("undisturbed-2", lambda now: now.attempts[0].done(unit) >= until)
         self._straight = Straight(attempt, unit, until).with_second(second.attempts[0])
