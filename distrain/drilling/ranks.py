@@ -220,9 +220,9 @@ class Ranks:
         if any(distance(value, starts[1].get(name)) > _EQUAL for name, value in starts[0].items()):
             raise JobError("it begins with other parameters")
         remarks = []
-        rate = ours[0]["rates"][0] / (alone[0]["rates"][0] or math.inf)
-        if abs(rate - 1) > _LIKE_ONE_RANK:
-            remarks.append(f"the learning rate of {self.count} ranks is {number(rate)} times that of one")
+        ours_rate, rate = ours[0]["rates"][0], alone[0]["rates"][0]
+        if rate and abs(ours_rate / rate - 1) > _LIKE_ONE_RANK:
+            remarks.append(f"the learning rate of {self.count} ranks is {number(ours_rate / rate)} times that of one")
         norms = [_whole([note["whole"] for note in each]) for each in (ours, alone)]
         largest = max((value[1] for value in norms[1].values()), default=0.0)
         ratios = [

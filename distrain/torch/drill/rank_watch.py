@@ -133,10 +133,7 @@ class RankWatch:
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def _at_call(self, module: nn.Module, inputs: Any) -> None:
-        if not (self._is_new_batch and torch.is_grad_enabled()) or torch.compiler.is_compiling():
-            return
-        if not module.training:  # the batch is for an evaluation
-            self._is_new_batch = False
+        if not (self._is_new_batch and module.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
             return
         trained = {id(one) for each in self._optimizers() for one in _parameters(each)}
         named = {_plain(name): one for name, one in module.named_parameters()}
@@ -175,7 +172,7 @@ class RankWatch:
                     }
         left_out = {
             id(value)
-            for one in module.modules()
+            for one in (*module.modules(), *self._wrapped)
             if isinstance(one, nn.modules.batchnorm._NormBase)
             or (isinstance(one, DistributedDataParallel) and one.broadcast_buffers)  # in forward()
             for value in one.buffers()
