@@ -28,8 +28,8 @@ class _WhenTorchIsImported(MetaPathFinder):
         return spec
 
 
-def is_cuda(device):
-    return str(device).startswith("cuda")
+def is_cuda(device=None):
+    return type(device) is int or str(device).startswith("cuda")
 
 
 def replace_cuda(torch):
@@ -42,7 +42,7 @@ def replace_cuda(torch):
             options = dict(options or {})
             if function in (torch.Tensor.cuda, torch.Tensor.pin_memory):
                 return arguments[0]
-            if function is torch.Tensor.to and len(arguments) > 1 and (type(arguments[1]) is int or is_cuda(arguments[1])):
+            if function is torch.Tensor.to and is_cuda(*arguments[1:2]):
                 arguments = (arguments[0], "cpu", *arguments[2:])
             if is_cuda(options.get("device")):
                 options["device"] = "cpu"
