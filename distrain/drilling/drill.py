@@ -398,6 +398,7 @@ class Drill:
         has_caught_up = trial.watch(self._has_caught_up)
         if self._files:  # as it has ended without a disturbance
             trial.watch(lambda now: not trial.is_running)
+        hangs = f"hangs after: {trial.why_failed()[0]}" if trial.is_running and not has_caught_up else ""
         trial.stop()
         journal, straight = trial.journal(), self._straight
         resumed, unit = journal.resumed, straight.unit
@@ -406,7 +407,7 @@ class Drill:
             return
         if not resumed.number or not (has_caught_up or journal.has_finished):
             why, causes = trial.why_failed()
-            self._add(Verdict(disturbance, "failed", f"{prefix}does not go on: {why}", causes))
+            self._add(Verdict(disturbance, "failed", f"{prefix}does not go on: {hangs or why}", causes))
             return
         before = next(one for one in journal.attempts if one.number == resumed.number - 1)
         start = straight.start_of(resumed, before.done(unit))

@@ -1,7 +1,8 @@
 """Stand-ins for CUDA, so that trainers written for GPUs run on CPUs without a change.
 
 Put this directory first in PYTHONPATH. "CUDA" tensors stay on the CPU, NCCL becomes gloo, and there are as many
-devices as ranks: LOCAL_WORLD_SIZE, or RANKS for a script that launches its own. Autocast has no effect.
+devices as ranks: LOCAL_WORLD_SIZE, or RANKS for a script that launches its own. Autocast has no effect, and BatchNorm
+is not synchronized.
 """
 
 import os
@@ -96,6 +97,7 @@ def replace_cuda(torch):
     changed(distributed, "new_group", with_gloo)
     changed(distributed, "barrier", lambda options: options.pop("device_ids", None))
     torch.optim.Optimizer._accelerator_graph_capture_health_check = lambda *_: None
+    torch.nn.SyncBatchNorm.convert_sync_batchnorm = lambda module, *_: module
     ddp = torch.nn.parallel.DistributedDataParallel
     changed(ddp, "__init__", lambda options: [options.pop(name, None) for name in ("device_ids", "output_device")])
     changed(torch.utils.data.DataLoader, "__init__", lambda options: options.pop("pin_memory", None))
