@@ -25,7 +25,7 @@ WORDS = {
     "early": "the checkpoint has the model of an earlier step",
     "rank-0": "other ranks get the state of rank 0",
     "model": "the model is not, or not wholly, in the checkpoint",
-    "epoch": "the number of the epoch is not in the checkpoint",
+    "epoch": "the number of the next epoch is not in the checkpoint",
     "optimizer": "the optimizer is not in the checkpoint",
     "scheduler": "the learning rate scheduler is not in the checkpoint",
     "scaler": "the GradScaler is not in the checkpoint",
@@ -140,10 +140,11 @@ class Differences:
         return self.rank > 0 and any(same)
 
     def counter(self, word: str) -> str:
-        """Return which counter with a word in its name has begun again, or ``""``."""
+        """Return which counter with a word in its name has begun again, or is behind if it is an epoch; or ``""``."""
         first, expected = (step.get("counters", {}) for step in (self.straight[0], self.expected))
         for name, value in self.step.get("counters", {}).items():
-            if word in name.lower() and value == first.get(name) and value < expected.get(name, value):
+            is_again = word == "epoch" or value == first.get(name)
+            if word in name.lower() and is_again and value < expected.get(name, value):
                 return f"`{name}` is {value} instead of {expected[name]}"
         return ""
 

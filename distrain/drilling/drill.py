@@ -206,6 +206,9 @@ class Drill:
                 f"there is too little to compare in {seconds:.0f} s: {until} calls of report(), or steps of an "
                 f"optimizer of torch{''.join(f' ({why})' for why in blind[:1])}. " + self._advice(first)
             )
+        models = [step.get("model") for step in attempt.of("step", attempt.rank)]
+        if unit == "step" and not blind and all(one == models[0] for one in models):
+            raise JobError("no step changes the parameters, as if all gradients were 0: there is nothing to compare")
         self._limit_s = 3 * seconds + 60
         second = self._undisturbed("undisturbed-2", lambda now: now.attempts[0].done(unit) >= until)
         self._straight = Straight(attempt, unit, until).with_second(second.attempts[0])
@@ -408,6 +411,7 @@ class Drill:
         has_caught_up = trial.watch(self._has_caught_up)
         if self._files:  # as it has ended without a disturbance
             trial.watch(lambda now: not trial.is_running)
+        hangs = f"hangs after: {trial.why_failed()[0]}" if trial.is_running and not has_caught_up else ""
         trial.stop()
         journal, straight = trial.journal(), self._straight
         resumed, unit = journal.resumed, straight.unit
@@ -416,7 +420,7 @@ class Drill:
             return
         if not resumed.number or not (has_caught_up or journal.has_finished):
             why, causes = trial.why_failed()
-            self._add(Verdict(disturbance, "failed", f"{prefix}does not go on: {why}", causes))
+            self._add(Verdict(disturbance, "failed", f"{prefix}does not go on: {hangs or why}", causes))
             return
         before = next(one for one in journal.attempts if one.number == resumed.number - 1)
         start = straight.start_of(resumed, before.done(unit))

@@ -10,10 +10,8 @@ import gc
 import os
 import random
 import sys
-import sysconfig
 from collections import deque
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
+from distrain.system.text import is_users_file
 from distrain.torch.drill.digests import after, digest, digests, keywords_of, sampler_of
 from distrain.torch.reproducibility import seed_random_numbers
 from distrain.worker.places import outwards
@@ -30,8 +29,6 @@ from distrain.worker.places import outwards
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_OWN = str(Path(__file__).parents[2])
-_LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, _OWN, "<")
 _MOST_ROWS = 4096
 
 
@@ -303,7 +300,7 @@ def _site(made: Any = None) -> str:
     """Return the innermost line of the user's that is being executed, outside of the ``__init__`` of what is made."""
     for function in outwards(sys._getframe(1)):
         path, is_init = function.f_code.co_filename, function.f_code.co_name == "__init__"
-        if not path.startswith(_LIBRARIES) and not (is_init and function.f_locals.get("self") is made):
+        if is_users_file(path) and not (is_init and function.f_locals.get("self") is made):
             relative = os.path.relpath(path)
             return f"{path if relative.startswith('..') else relative}:{function.f_lineno}"
     return ""

@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-import sysconfig
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -24,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
 
 from distrain.system.imports import when_imported
+from distrain.system.text import is_users_file
 from distrain.torch.drill.digests import after, digest, digests, keywords_of, sampler_of
 from distrain.torch.drill.rank_watch import RankWatch
 from distrain.torch.reproducibility import seed_random_numbers
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     Part = dict[str, Any]
     """A part of the state: numbers, or digests, by name."""
 
-_OWN = str(Path(__file__).parents[2])
-_LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, _OWN)
 _USERS_MODULES = ("__main__", "__mp_main__")
 _DEEPEST = 2
 """The most attributes between a variable and a part."""
@@ -176,7 +173,7 @@ class _Found:
 
     def look_into(self, function: FrameType) -> None:
         """Look at the variables of a function that is being called."""
-        is_users = not function.f_code.co_filename.startswith(_LIBRARIES)
+        is_users = is_users_file(function.f_code.co_filename)
         for name, value in list(function.f_locals.items()):
             if is_users and type(value) is int and not name.startswith("_"):
                 self.counters.setdefault(name, value)
@@ -232,7 +229,7 @@ def _is_users(value: object) -> bool:
     """Return whether an object is of a class that is in no library."""
     name = type(value).__module__
     path = getattr(sys.modules.get(name), "__file__", None) or ""
-    is_users = name in _USERS_MODULES or (path != "" and not path.startswith(_LIBRARIES))
+    is_users = name in _USERS_MODULES or (path != "" and is_users_file(path))
     return is_users and hasattr(value, "__dict__")
 
 
