@@ -127,10 +127,12 @@ class Differences:
         same = [index for index, step in enumerate(self.straight) if step.get("data") == self.step["data"]]
         if now.get("epoch") != then.get("epoch"):
             yield Cause("sampler", f"the sampler's epoch is {now.get('epoch')} instead of {then.get('epoch')}")
+        elif same:
+            is_placed = now.get("batch") == then.get("batch") is not None  # in a pass over the data, in another order
+            text = f"the batch of step {same[0] + 1} is read instead of that of step {self.at + 1}"
+            yield Cause("sampler" if is_placed else "position", text)
         elif now.get("batch") != then.get("batch"):
             yield Cause("position", f"batch {now.get('batch')} is read instead of batch {then.get('batch')}")
-        elif same:
-            yield Cause("position", f"the batch of step {same[0] + 1} is read again")
         elif "random" not in self.keys:  # on which the data may depend
             yield Cause("sampler", "no undisturbed step reads this batch")
 

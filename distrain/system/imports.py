@@ -94,17 +94,22 @@ def when_imported(name: str, function: Callable[[], None]) -> None:
 class _Hook(MetaPathFinder):
     def __init__(self, name: str, function: Callable[[], None]) -> None:
         self._name, self._function = name, function
+        self._is_asking = False
 
     def find_spec(self, name: str, *_: Any) -> Any:
         """Return the spec of the module, with a loader that calls the function."""
-        if name != self._name:
+        if name != self._name or self._is_asking:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
+        self._is_asking = True  # the other finders; many libraries ask whether torch is installed, and import it later
+        try:
+            spec = find_spec(name)
+        finally:
+            self._is_asking = False
         if spec is not None and spec.loader is not None:
             execute: Callable[[Any], None] = spec.loader.exec_module
 
             def execute_and_call(module: Any) -> None:
+                sys.meta_path.remove(self)
                 execute(module)
                 self._function()
 
