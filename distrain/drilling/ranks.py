@@ -78,7 +78,7 @@ class Ranks:
         for one, other in combinations(ranks, 2):
             sizes = [self._batches(rank) for rank in (one, other)]
             uneven = [index for index in range(min(map(len, sizes))) if sizes[0][index] != sizes[1][index]]
-            if uneven:
+            if uneven and not self._notes[one][0]["joined"]:
                 counts = " and ".join(str(each[uneven[0]]) for each in sizes)
                 text = f"ranks {one} and {other} train on {counts} batches in a pass over the data"
                 yield Cause("uneven", text + _at(self._notes[one][0]))
@@ -238,7 +238,7 @@ class Ranks:
             if name in norms[0] and norm > 1e-4 * largest
         ]
         usual = median(ratios) if ratios else 1.0
-        reduced_at = f" ({ours[0]['reduced_at']})" if ours[0]["reduced_at"] else ""
+        where = f" ({ours[0]['reduced_at']})" if ours[0]["reduced_at"] else self._made()
         text = f"the gradients of {self.count} ranks are {number(usual)} times those of one rank on the same rows"
         if any(abs(ratio / usual - 1) > _LIKE_ONE_RANK for ratio in ratios):
             why = (
@@ -248,7 +248,7 @@ class Ranks:
             )
             remarks.append(f"the gradients depend on how the rows are divided among ranks: {why}")
         elif abs(usual / self.count - 1) < _LIKE_ONE_RANK:
-            return [Cause("summed", text + reduced_at)], remarks
+            return [Cause("summed", text + where)], remarks
         elif abs(usual - 1) > _LIKE_ONE_RANK:
             remarks.append(f"{text}, as if the loss were summed up")
         return [], remarks

@@ -149,7 +149,8 @@ class RankWatch:
         self._model = digest([(name, tuple(one.shape)) for name, one in sorted(named.items())])
         self._norms = [name for name, one in module.named_modules() if _is_unsynced(one)]
         share = self._share(module, named)
-        self._probe.note("rows", step=self._steps, rows=_rows(inputs), share=share, **self._reading)
+        joined = any(one._join_config.enable for one in self._wrapped)
+        self._probe.note("rows", step=self._steps, rows=_rows(inputs), share=share, joined=joined, **self._reading)
         if self._is_new_step:
             self._is_new_step = False
             self._note_replicas(module)
@@ -198,7 +199,7 @@ class RankWatch:
             whole=self._unclipped or gradients,
             rates=[float(group["lr"]) for group in optimizer.param_groups],
             unsynced_at=self._unsynced_at if self._synced is False else "",
-            reduced_at=self._reduced_at,
+            reduced_at="" if self._wrapped else self._reduced_at,
             norms=self._norms,
         )
         self._unclipped = {}
