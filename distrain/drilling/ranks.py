@@ -41,6 +41,10 @@ class Ranks:
         self._shares = [ranks for ranks in shares.values() if len(ranks) > 1]
         """Ranks that must read different rows."""
         self.count = max(map(len, shares.values()), default=0)
+        first = [[note for note in notes if note.get("pass", 0) == 0] for notes in self._notes.values()]
+        joined = [notes[-1]["step"] for notes in first if notes[-1]["joined"]]
+        self._comparable = min(joined, default=math.inf)
+        """The last step that all ranks take: with join(), some may have no more batches."""
 
     @property
     def rows_at_once(self) -> int:
@@ -175,7 +179,8 @@ class Ranks:
     def _skipped(self) -> str:
         """Say which rank has left out a step that others have taken, and is behind from then on."""
         for ranks in self._shares:
-            for batches, notes in enumerate(zip(*(self._notes[rank] for rank in ranks), strict=False)):
+            batches_of = (self._notes[rank] for rank in ranks if self._comparable == math.inf)
+            for batches, notes in enumerate(zip(*batches_of, strict=False)):
                 taken = {rank: note["step"] for rank, note in zip(ranks, notes, strict=True)}
                 if len({*taken.values()}) > 1:
                     named = " and ".join(f"{step} on rank {rank}" for rank, step in taken.items())
@@ -188,6 +193,8 @@ class Ranks:
         seen: dict[tuple[int, str, str], tuple[int, Any]] = {}
         for rank in sorted(self._notes):
             for note in self._attempt.of(what, rank):
+                if note["step"] > self._comparable:
+                    break
                 parts = note["values"] if what == "replicas" else {what: note["values"]}
                 for order, (part, values) in enumerate(parts.items()):
                     for name, value in values.items():

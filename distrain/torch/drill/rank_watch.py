@@ -259,7 +259,9 @@ class RankWatch:
         ranks = set()
         each: Any
         for each in (*self._wrapped, *module.modules()):
-            if isinstance(each, DistributedDataParallel) or type(each).__name__ == "FullyShardedDataParallel":
+            if is_fsdp := type(each).__name__ == "FullyShardedDataParallel":
+                self._places |= {id(one): str(self._own) for one in each.parameters()}
+            if is_fsdp or isinstance(each, DistributedDataParallel):
                 ranks |= set(_ranks_of(each.process_group))
             elif hasattr(each, "_get_fsdp_state") and (group := each._get_fsdp_state()._fsdp_param_group):
                 ranks |= set(group.mesh_info.mesh.mesh.flatten().tolist())
@@ -273,9 +275,8 @@ def _ranks_of(group: Any) -> list[int]:
 
 
 def _is_divided(tensor: torch.Tensor) -> bool:
-    """Return whether a parameter has another part on each rank, as those of FSDP, DTensor and Megatron have."""
-    is_megatrons = getattr(tensor, "tensor_model_parallel", False)
-    return hasattr(tensor, "device_mesh") or type(tensor).__name__ == "FlatParameter" or bool(is_megatrons)
+    """Return whether a parameter has another part on each rank, as a DTensor or one of Megatron's has."""
+    return hasattr(tensor, "device_mesh") or bool(getattr(tensor, "tensor_model_parallel", False))
 
 
 def _has_stages() -> bool:
