@@ -181,8 +181,9 @@ class Drill:
         self._choose_isolation()
         if {*only} != {"ranks"}:
             self._drill_resume(only)
-        if "ranks" in only:
-            self._compare_ranks()
+        is_alone = not self._verdicts
+        if "ranks" in only and (is_alone or (self._size[0] > 1 and self._straight.attempt.of("step"))):
+            self._compare_ranks(is_alone=is_alone)
         workers, unit, until = self._size
         return DrillReport(
             target=" ".join(self.template.command or self.template.arguments) or "trainer",
@@ -229,13 +230,13 @@ class Drill:
             raise JobError(f"none of {', '.join(only)} can be tried with this script, these workers and these hosts")
         self._notes += self._notes_of(attempt, blind)
 
-    def _compare_ranks(self) -> None:
+    def _compare_ranks(self, *, is_alone: bool) -> None:
         def has_enough(now: Journal) -> bool:
             steps = [now.attempts[0].of("replicas", rank) for rank in now.attempts[0].notes]
             fewest, passes = min(map(len, steps), default=0), {note.get("pass") for note in now.attempts[0].of("rows")}
             return fewest >= self.reports * (1 if len(passes) > 1 else 3) or time.time() > deadline
 
-        is_alone, deadline = not self._verdicts, time.time() + self.minutes * 60
+        deadline = time.time() + self.minutes * 60
         seen = self._undisturbed("ranks", has_enough, ProbeOrder(act="ranks"))
         attempt = seen.attempts[0]
         ranks, blind = Ranks(attempt, has_finished=seen.has_finished), attempt.of("blind")
