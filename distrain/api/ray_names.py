@@ -51,7 +51,7 @@ _ADVICE = {
     "pass a train_func, as in docs/migration/ray.md": "dmatrix_params label_column num_boost_round params",
     "an old name of storage_path": "local_dir",
     "prepare the data in train_func": "preprocessor",
-    f"there are no tasks, actors or objects: call the function itself, or use concurrent.futures; {_AS_RAY}": "remote",
+    "there are no tasks, actors or objects: call the function itself, or use concurrent.futures": "remote",
     "distrain does not do reinforcement learning: call the framework in a train_func of DataParallelTrainer": "rllib",
     "use RunConfig(worker_runtime_env={'env_vars': {...}})": "runtime_env",
     "distrain does not serve models": "serve",

@@ -5,12 +5,10 @@ from __future__ import annotations
 NAMES: dict[str, dict[str, str]] = {
     "ray": {
         "distrain.as_ray.constants": "__version__",
-        "distrain.as_ray.core": """
-            ObjectRef cancel cluster_resources get init is_initialized kill nodes put remote shutdown wait""",
+        "distrain.as_ray.core": "cluster_resources init is_initialized nodes shutdown",
         "distrain.as_ray.core:cluster_resources": "available_resources",
         "distrain.system:__version__": "__distrain__",
     },
-    "ray.actor": {"distrain.as_ray.core": "ActorHandle"},
     "ray.cloudpickle": {"cloudpickle": "*"},
     "ray.exceptions": {
         "builtins:Exception": "RayError RayTaskError",
