@@ -28,6 +28,7 @@ _ADVICE = {
     "use the name without q, and round in the function": "qlograndint|qloguniform|qrandn",
     "write a function that takes the config, and calls tune.report()": "Trainable|register_trainable",
     "report in train_func; distrain.lightning and distrain.tensorflow.keras have callbacks": "tune.integration",
+    "use RunConfig(trackers=...) or --tracker, or call wandb.init() or mlflow.start_run() on rank 0": r"setup_\w+",
     "set DISTRAIN_TRACKERS, or use --tracker; see docs/trackers.md": "callbacks|integrations|logger",
     "hosts are filled in order; see ScalingConfig": "placement_group|scheduling_strategies",
     MISSING["remote"]: "actor|ActorPool|ObjectRef|as_completed|cancel|get|get_actor|kill|method|put|wait",

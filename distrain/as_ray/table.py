@@ -34,7 +34,6 @@ NAMES: dict[str, dict[str, str]] = {
         "distrain.api.config:UserCallback": "CSVLoggerCallback JsonLoggerCallback",
         "distrain.as_ray.constants": "DataConfig TRAIN_DATASET_KEY ValidationFn",
         "distrain.as_ray.constants:WithoutEffect": "SyncConfig",
-        "distrain.as_ray.integrations": "setup_mlflow setup_wandb",
         "distrain.as_ray.integrations:mlflow_callback": "MLflowLoggerCallback",
         "distrain.as_ray.integrations:wandb_callback": "WandbLoggerCallback",
         "distrain.as_ray.tune.tuner": "RunConfig",
