@@ -42,7 +42,7 @@ _ADVICE = {
     "TPUs are not supported": "TorchXLAConfig topology use_tpu xla",
     "it is called RunContext": "TrainRunContext",
     "a name of Ray 1: pass train_func to TorchTrainer or DataParallelTrainer, and call fit()": "Trainer",
-    f"call fit() in a loop, or in an Optuna study; {_AS_RAY}": "ResultGrid TuneConfig TuneReportCallback Tuner tune",
+    "call fit() in a loop, or in a study of Optuna, see examples/optuna_sweep.py": "ResultGrid TuneConfig Tuner tune",
     "any function will do for ValidationConfig(fn=...): leave the annotation out": "ValidationFn",
     "write `import distrain as train`, or `from distrain import session`": "air train v2",
     "Horovod is not supported: use TorchTrainer or TensorflowTrainer": "horovod",

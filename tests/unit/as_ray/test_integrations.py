@@ -48,6 +48,7 @@ def test_other_objects_are_no_callbacks_as_before() -> None:
 def test_setup_in_train_func_names_what_to_use_instead() -> None:
     from ray.air.integrations import mlflow, wandb
 
+    instead = r"--tracker, or call wandb\.init\(\) or mlflow\.start_run\(\) on rank 0"
     for module, name in ((wandb, "setup_wandb"), (mlflow, "setup_mlflow")):
-        with pytest.raises(AttributeError, match=r"--tracker, or call wandb.init\(\) or mlflow.start_run\(\) on rank 0"):
+        with pytest.raises(AttributeError, match=instead):
             getattr(module, name)
