@@ -40,7 +40,7 @@ PURE = {
 }  # fmt: skip
 """Modules of other packages that decisions may import: facts and texts, without I/O."""
 ACTING = {"os", "time", "threading", "socket", "subprocess", "pathlib", "select", "selectors", "asyncio", "random"}
-ONE_PACKAGE = ({"as_ray", "as_ray.data", "as_ray.tune"}, {"cli", "cli.run"})
+ONE_PACKAGE = ({"as_ray", "as_ray.data"}, {"cli", "cli.run"})
 """Folders that are used together, and may import each other."""
 MOST_MODULES = 16
 MOST_ROOMS = 16

@@ -35,8 +35,6 @@ def check_options(options: TrainerOptions) -> None:
     for name, hint in get_type_hints(TrainerOptions).items():
         kind = get_args(hint)[0]
         check_type(name, options.get(name), get_origin(kind) or kind, optional=True)
-    if getattr(options.get("run_config"), "stop", None):
-        raise TypeError("RunConfig(stop=...) is not for trainers: exit the loop in train_func instead")
 
 
 def showing_options(constructor: _Constructor) -> _Constructor:

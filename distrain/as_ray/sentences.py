@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 GENERAL = "the stand-in has what training needs of Ray, as listed in docs/migration/ray.md"
-OPTUNA = "use Optuna, whose objective calls fit() and returns a metric: see examples/optuna_sweep.py"
 _ADVICE = {
     "it comes with Ray: copy the file next to your script, and import it from there": "examples",
     "use Checkpoint, and load its files with the framework's own functions": r"\w*Checkpoint",
@@ -22,19 +21,15 @@ _ADVICE = {
     "use TorchTrainer or DataParallelTrainer, whose train_func calls the library": r"\w+Trainer",
     "derive from BackendConfig, whose setup() and teardown() are called in each worker": "Backend",
     "derive from UserCallback": "RayTrainCallback",
-    OPTUNA: "schedulers|search",
     MISSING["stop"]: "stopper|Stopper",
-    "use tune.Tuner(...).fit(), whose ResultGrid has the best result and a dataframe": "tune.run|ExperimentAnalysis",
-    "use the name without q, and round in the function": "qlograndint|qloguniform|qrandn",
-    "write a function that takes the config, and calls tune.report()": "Trainable|register_trainable",
     "report in train_func; distrain.lightning and distrain.tensorflow.keras have callbacks": "tune.integration",
+    "use RunConfig(trackers=...) or --tracker, or call wandb.init() or mlflow.start_run() on rank 0": r"setup_\w+",
     "set DISTRAIN_TRACKERS, or use --tracker; see docs/trackers.md": "callbacks|integrations|logger",
+    MISSING["tune"]: r"tune\.\w+",
     "hosts are filled in order; see ScalingConfig": "placement_group|scheduling_strategies",
-    "call the methods of the actors in turn: each has ended when it returns": "ActorPool|as_completed",
-    "actors have no names: pass the handle to those who call it": "get_actor|get_if_exists",
+    MISSING["remote"]: "actor|ActorPool|ObjectRef|as_completed|cancel|get|get_actor|kill|method|put|wait",
     "CUDA_VISIBLE_DEVICES is as you have set it; a worker's own GPU is ray.train.torch.get_device()": "get_gpu_ids",
     "use socket.gethostname() and os.getpid(), or ray.train.get_context() in train_func": "get_runtime_context",
-    "leave it out, and return a tuple, which is one result": "method|num_returns",
     "use ray.train.collective, or torch.distributed in train_func": "util.collective",
     "multiprocessing.Pool of the standard library has the same methods": "multiprocessing",
     "queue.Queue of the standard library serves one process; workers report metrics": "queue",

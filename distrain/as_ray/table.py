@@ -5,12 +5,10 @@ from __future__ import annotations
 NAMES: dict[str, dict[str, str]] = {
     "ray": {
         "distrain.as_ray.constants": "__version__",
-        "distrain.as_ray.core": """
-            ObjectRef cancel cluster_resources get init is_initialized kill nodes put remote shutdown wait""",
+        "distrain.as_ray.core": "cluster_resources init is_initialized nodes shutdown",
         "distrain.as_ray.core:cluster_resources": "available_resources",
         "distrain.system:__version__": "__distrain__",
     },
-    "ray.actor": {"distrain.as_ray.core": "ActorHandle"},
     "ray.cloudpickle": {"cloudpickle": "*"},
     "ray.exceptions": {
         "builtins:Exception": "RayError RayTaskError",
@@ -36,10 +34,8 @@ NAMES: dict[str, dict[str, str]] = {
         "distrain.api.config:UserCallback": "CSVLoggerCallback JsonLoggerCallback",
         "distrain.as_ray.constants": "DataConfig TRAIN_DATASET_KEY ValidationFn",
         "distrain.as_ray.constants:WithoutEffect": "SyncConfig",
-        "distrain.as_ray.integrations": "setup_mlflow setup_wandb",
         "distrain.as_ray.integrations:mlflow_callback": "MLflowLoggerCallback",
         "distrain.as_ray.integrations:wandb_callback": "WandbLoggerCallback",
-        "distrain.as_ray.tune.tuner": "RunConfig",
         "distrain.errors:HangError": "NCCLHangError",
         "distrain.session": """
             get_experiment_name get_local_rank get_local_world_size get_node_rank get_trial_dir get_trial_id
@@ -59,16 +55,7 @@ NAMES: dict[str, dict[str, str]] = {
     "ray.train.torch": {"distrain.torch": "*"},
     "ray.train.v2.jax": {"distrain.jax": "*"},
     "ray.train.xgboost": {"distrain.xgboost": "*"},
-    "ray.tune": {
-        "distrain.api.context:TrainContext": "TuneContext",
-        "distrain.as_ray.constants:WithoutEffect": """
-            BasicVariantGenerator CLIReporter FIFOScheduler JupyterNotebookReporter ProgressReporter""",
-        "distrain.as_ray.tune.search_space": """
-            choice grid_search lograndint loguniform qrandint quniform randint randn sample_from uniform""",
-        "distrain.as_ray.tune.tuner": """
-            ResultGrid TuneConfig TuneReportCallback Tuner report with_parameters with_resources""",
-        "distrain.errors:TrainingFailedError": "TuneError",
-    },
+    "ray.tune": {"distrain.errors:TrainingFailedError": "TuneError"},
 }
 """Names of Ray by the modules that have them, and by the modules that they come from.
 

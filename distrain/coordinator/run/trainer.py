@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -112,16 +110,6 @@ class DataParallelTrainer:
         """Return True if ``fit()`` with this run directory would continue a run."""
         manifest = read_manifest(locate(path))
         return bool(manifest) and manifest.get("status") != "finished"
-
-    def _for_trial(
-        self, config: Mapping[str, Any], scaling_config: ScalingConfig | None, run_config: RunConfig
-    ) -> DataParallelTrainer:
-        """Return this trainer with more of a config, and other settings: one trial of a sweep."""
-        trial = copy.copy(self)
-        trial._work = replace(self._work, config={**self._work.config, **config})
-        trial._scaling = scaling_config or self._scaling
-        trial._run = run_config
-        return trial
 
     def fit(self) -> Result:
         """Train, wait for the end, and return the result.

@@ -104,8 +104,7 @@ def test_what_the_table_names_is_there(module: str) -> None:
         ("ray.train._internal.session", "get_checkpoint"),
         ("ray.train.torch.torch_trainer", "TorchTrainer"),
         ("ray.train.v2.api.config", "ScalingConfig"),
-        ("ray.tune.search.basic_variant", "BasicVariantGenerator"),
-        ("ray.tune.tune_config", "TuneConfig"),
+        ("ray.tune.config", "ScalingConfig"),
     ],
 )
 def test_modules_below_others_have_their_names(module: str, name: str) -> None:
