@@ -228,6 +228,8 @@ class Ranks:
         ours, alone = self._first("gradients"), single._first("gradients")
         if not ours or not alone:
             raise JobError("no step of an optimizer was seen")
+        if self._differences("gradients"):
+            raise JobError("each rank takes steps of its own")
         if self._step_rows(0) != single._step_rows(0):
             raise JobError("it reads other rows")
         starts = [_whole([note["values"]["parameters"] for note in each._first("replicas")]) for each in (self, single)]
