@@ -251,9 +251,11 @@ class Drill:
         if ranks.count > 1 and self.template.takes_workers and not faults:
             order = ProbeOrder(act="ranks", rows=ranks.rows_at_once)
             try:
-                single = self._undisturbed("one-rank", lambda now: bool(now.attempts[0].of("gradients")), order, 1)
-                more = ranks.against(Ranks(single.attempts[0], has_finished=single.has_finished))
-                faults, remarks = more[0], [*remarks, *more[1]]
+                alone = self._undisturbed("one-rank", lambda now: bool(now.attempts[0].of("gradients")), order, 1)
+                single = Ranks(alone.attempts[0], has_finished=alone.has_finished)
+                remarks += ranks.rates_against(single)
+                faults, more = ranks.against(single)
+                remarks += more
             except JobError as error:
                 self._notes.append(f"gradients were not compared with those of one rank: {error}")
         text = "the ranks do not train as one" if faults else "the ranks train as one"

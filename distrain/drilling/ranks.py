@@ -220,6 +220,13 @@ class Ranks:
                 break
         return found
 
+    def rates_against(self, single: Ranks) -> list[str]:
+        """Return the remark that the first learning rate depends on the number of ranks, if it does."""
+        ours, alone = ([note["rates"][0] for note in each._first("gradients")] for each in (self, single))
+        if not ours or not alone or not alone[0] or abs(ours[0] / alone[0] - 1) < _LIKE_ONE_RANK:
+            return []
+        return [f"the learning rate of {self.count} ranks is {number(ours[0] / alone[0])} times that of one"]
+
     def against(self, single: Ranks) -> tuple[list[Cause], list[str]]:
         """Compare the first gradients with those of one rank on the same rows. Return faults and remarks.
 
@@ -236,9 +243,6 @@ class Ranks:
         if any(distance(value, starts[1].get(name)) > _EQUAL for name, value in starts[0].items()):
             raise JobError("it begins with other parameters")
         remarks = []
-        ours_rate, rate = ours[0]["rates"][0], alone[0]["rates"][0]
-        if rate and abs(ours_rate / rate - 1) > _LIKE_ONE_RANK:
-            remarks.append(f"the learning rate of {self.count} ranks is {number(ours_rate / rate)} times that of one")
         norms = [_whole([note["whole"] for note in each]) for each in (ours, alone)]
         largest = max((value[1] for value in norms[1].values()), default=0.0)
         ratios = [
