@@ -41,7 +41,7 @@ class Ranks:
         self._shares = [ranks for ranks in shares.values() if len(ranks) > 1]
         """Ranks that must read different rows."""
         self.count = max(map(len, shares.values()), default=0)
-        first = [[note for note in notes if note.get("pass", 0) == 0] for notes in self._notes.values()]
+        first = [[one for one in notes if one.get("pass") == notes[0].get("pass")] for notes in self._notes.values()]
         joined = [notes[-1]["step"] for notes in first if notes[-1]["joined"]]
         self._comparable = min(joined, default=math.inf)
         """The last step that all ranks take: with join(), some may have no more batches."""
@@ -63,29 +63,23 @@ class Ranks:
     # -- data -----------------------------------------------------------------------------------------------------
 
     def _faults_of_data(self, ranks: Sequence[int]) -> Iterator[Cause]:
-        identity = self._identity(ranks)
-        for one, other in combinations(ranks, 2):
-            first, second = self._notes[one][0], self._notes[other][0]
-            repeats = first.get("sampler", {}).get("num_repeats", 1)  # one row on several ranks, augmented differently
-            if repeats == 1 and (overlap := self._overlap(one, other, identity)):
-                names = [
-                    name for name, value in first.get("sampler", {}).items() if second["sampler"].get(name) != value
-                ]
-                if names:
-                    values = f"{first['sampler'][names[0]]} and {second['sampler'].get(names[0])}"
-                    yield Cause(
-                        "sampler-seed", f"the sampler's {names[0]} is {values} on ranks {one} and {other}{_at(first)}"
-                    )
-                else:
-                    yield Cause("same-rows", f"ranks {one} and {other} {overlap}{_at(first)}")
-                break
-        for one, other in combinations(ranks, 2):
-            sizes = [self._batches(rank) for rank in (one, other)]
-            uneven = [index for index in range(min(map(len, sizes))) if sizes[0][index] != sizes[1][index]]
-            if uneven and not self._notes[one][0]["joined"]:
-                counts = " and ".join(str(each[uneven[0]]) for each in sizes)
-                text = f"ranks {one} and {other} train on {counts} batches in a pass over the data"
-                yield Cause("uneven", text + _at(self._notes[one][0]))
+        if (overlap := self._overlap(ranks)) is not None:
+            one, other, text = overlap
+            first, second = (self._notes[rank][0].get("sampler", {}) for rank in (one, other))
+            at = _at(self._notes[one][0])
+            for name, value in first.items():
+                if value != second.get(name):
+                    values = f"{value} and {second.get(name)} on ranks {one} and {other}"
+                    yield Cause("sampler-seed", f"the sampler's {name} is {values}{at}")
+                    break
+            else:
+                yield Cause("same-rows", f"ranks {one} and {other} {text}{at}")
+        sizes = {rank: self._batches(rank) for rank in ranks if not self._notes[rank][0]["joined"]}
+        for one, other in combinations(sizes, 2):
+            uneven = [pair for pair in zip(sizes[one], sizes[other], strict=False) if pair[0] != pair[1]]
+            if uneven:
+                counts = f"{uneven[0][0]} and {uneven[0][1]} batches in a pass over the data"
+                yield Cause("uneven", f"ranks {one} and {other} train on {counts}{_at(self._notes[one][0])}")
                 break
 
     def _batches(self, rank: int) -> list[int]:
@@ -103,36 +97,51 @@ class Ranks:
         datasets = {index.partition(":")[0] for note in notes for index in note.get("index") or ()}
         return "index" if is_known and len(datasets) == 1 else "rows"
 
-    def _overlap(self, one: int, other: int, identity: str) -> str:
-        """Say which rows two ranks both read in their first pass over the data; ``""`` if that may be chance."""
-        passes = [self._first_pass(rank, identity) for rank in (one, other)]
-        counts = [Counter(chain.from_iterable(each)) for each in passes]
-        once = [{row for row, times in each.items() if times == 1} for each in counts]
-        same = [
-            index
-            for index, (ours, theirs) in enumerate(zip(*passes, strict=False))
-            if sorted(ours) == sorted(theirs) and once[0] & set(ours)
-        ]
-        if len(same) > 1 and 2 * len(same) > min(map(len, passes)):
-            return f"read the same rows, batch by batch ({len(same)} of {min(map(len, passes))})"
-        fewest, both = min(map(len, once)), len(once[0] & once[1])
-        repeated = max(1 - len(unique) / max(each.total(), 1) for unique, each in zip(once, counts, strict=True))
-        is_chance = fewest < 4 or both / fewest <= _CHANCE + 3 * repeated
-        return "" if is_chance else f"both read {both} of {fewest} rows in a pass over the data"
+    def _overlap(self, ranks: Sequence[int]) -> tuple[int, int, str] | None:
+        """Return two ranks that both read rows in their first pass over the data, and which; None if it may be chance.
 
-    def _first_pass(self, rank: int, identity: str) -> list[list[str]]:
+        Equal rows in the data, and draws with replacement, make about as many equal pairs across ranks as within them.
+        """
+        if self._notes[ranks[0]][0].get("sampler", {}).get("num_repeats", 1) > 1:
+            return None  # the sampler gives a row to several ranks, which augment it differently
+        identity = self._identity(ranks)
+        ends = self._end_of_pass(ranks, identity)
+        passes = {rank: self._first_pass(rank, identity, ends) for rank in ranks}
+        counts = {rank: Counter(chain.from_iterable(batches)) for rank, batches in passes.items()}
+        pairs = sum(math.comb(times, 2) for each in counts.values() for times in each.values())
+        rate = pairs / max(sum(math.comb(each.total(), 2) for each in counts.values()), 1)
+        for one, other in combinations(ranks, 2):
+            batches = list(zip(passes[one], passes[other], strict=False))
+            same = [mine for mine, yours in batches if sorted(mine) == sorted(yours)]
+            told = [mine for mine in same if any(counts[one][row] == 1 for row in mine)]  # constant rows tell nothing
+            if len(told) > 1 and 2 * len(told) > len(batches):
+                return one, other, f"read the same rows, batch by batch ({len(told)} of {len(batches)})"
+            sizes = [counts[rank].total() for rank in (one, other)]
+            across = sum(times * counts[other][row] for row, times in counts[one].items())
+            if across > 3 * rate * math.prod(sizes) + max(_CHANCE * min(sizes), 3):
+                both = len(counts[one].keys() & counts[other].keys())
+                return one, other, f"both read {both} of {len(counts[one])} rows in a pass over the data"
+        return None
+
+    def _first_pass(self, rank: int, identity: str, ends: float) -> list[list[str]]:
         """Return the batches of the first pass, without its last one, which a sampler may have filled up."""
-        found: list[list[str]] = []
+        notes = self._notes[rank]
+        found = [
+            note[identity]
+            for index, note in enumerate(notes)
+            if index < ends and note.get("pass") == notes[0].get("pass")
+        ]
+        return found[:-1] if self._has_finished or len(found) < len(notes) else found
+
+    def _end_of_pass(self, ranks: Sequence[int], identity: str) -> float:
+        """Return the number of batches in the first pass, if no loader counts passes: the next one has known rows."""
         seen: set[str] = set()
-        for note in self._notes[rank]:
-            batch = note[identity]
-            if note.get("pass", 0) != self._notes[rank][0].get("pass", 0) or 2 * len(seen.intersection(batch)) > len(
-                batch
-            ):
-                return found[:-1]
-            found.append(batch)
-            seen.update(batch)
-        return found[:-1] if self._has_finished else found
+        for index, notes in enumerate(zip(*(self._notes[rank] for rank in ranks), strict=False)):
+            rows = set(chain.from_iterable(note[identity] for note in notes))
+            if "pass" not in notes[0] and rows <= seen:
+                return index
+            seen |= rows
+        return math.inf
 
     # -- replicas -------------------------------------------------------------------------------------------------
 
