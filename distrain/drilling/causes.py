@@ -160,4 +160,4 @@ class Differences:
     def _value(self, part: str) -> str:
         name = self.keys[part][0]
         now, then = (str(step[part].get(name)).strip("[]") for step in (self.step, self.expected))
-        return f"`{name}` is {now} instead of {then}"
+        return f"{'the learning rate of ' * (part == 'lr')}`{name}` is {now} instead of {then}"
