@@ -85,7 +85,8 @@ class TrainingWatch:
             self._probe.note("misfit", missing=keys.missing_keys[:3], unexpected=keys.unexpected_keys[:3])
 
     def _note_loop(self, iterator: Any, _: Any, loader: Any, *__: Any) -> None:
-        iterator.distrain_drill = {"epoch": getattr(loader.sampler, "epoch", None), "batch": 0}
+        skipped = getattr(loader.batch_sampler, "skip_batches", 0)  # accelerate's
+        iterator.distrain_drill = {"epoch": getattr(loader.sampler, "epoch", None), "batch": skipped}
 
     def _note_batch(self, iterator: Any, *_: Any) -> None:
         self._loader = iterator.distrain_drill
