@@ -23,7 +23,7 @@ WITH_CODE = [name for name, blocks in BLOCKS.items() if any(block.runs or block.
 FROM_THE_NETWORK = re.compile(
     r"<(?:script|img|iframe)[^>]* src=\"(?:https?:)?//|<link [^>]*href=\"(?:https?:)?//|@import|url\((?:https?:)?//"
 )
-MOST_WORDS = 25_000
+MOST_WORDS = 27_500
 """On the site. Nobody reads more."""
 EXCERPT = "(document.querySelector('#search-results .context')?.textContent ?? '').toLowerCase()"
 

@@ -48,6 +48,7 @@ print(TorchTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=2))
 """
 RUNS = {
     "python train.py": ("torch", {"train.py": PROGRAM}, "{'loss': "),
+    "distrain drill --workers 2 --only kill,all train.py": ("torch", {"train.py": PROGRAM}, "train.py resumes exactly"),
     "distrain run --hosts alpha:4,beta:4 torchrun_script.py --lr 0.1": (
         "torch",
         {"torchrun_script.py": TORCHRUN_SCRIPT},

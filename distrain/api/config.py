@@ -275,6 +275,12 @@ class FailureConfig:
     on_nan: ``"rollback"`` has ``report()`` raise :class:`Rollback` with ``skip_batch=True`` if ``nan_metric`` is not
         finite. ``"ignore"`` does nothing.
     nan_metric: the metric to look at; ``"train/loss"`` reads ``metrics["train"]["loss"]``.
+    on_divergence: what to do if ranks no longer have the same parameters, although they train one model: ``"warn"``
+        names the ranks that differ from the majority, or all if there is none; ``"rollback"`` has ``report()`` raise
+        :class:`Rollback`; ``"ignore"`` does not look. Compared are the parameters of DistributedDataParallel, and
+        DTensors on mesh dimensions where they are replicated, as in hybrid sharding; others, such as those of FSDP 1,
+        are left out. All ranks must report after the same steps. See docs/failures.md.
+    divergence_every: the number of reports from one comparison to the next.
     max_rollbacks: the number of rollbacks after which the run fails instead; -1 sets no limit.
     peer_failure_grace_s: seconds between SIGTERM and SIGKILL for the other ranks after one has failed; None, the
         default, means 5 for a script and 0 for train_func, which gets SIGKILL at once. Only ranks that handle SIGTERM
@@ -293,12 +299,15 @@ class FailureConfig:
     host_wait_s: float = 60.0
     on_nan: Literal["ignore", "rollback"] = "ignore"
     nan_metric: str = "loss"
+    on_divergence: Literal["ignore", "warn", "rollback"] = "ignore"
+    divergence_every: int = 100
     max_rollbacks: int = 10
     peer_failure_grace_s: float | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
         check_fields(self, check_int, "max_failures", "max_rollbacks", minimum=-1)
+        check_fields(self, check_int, "divergence_every", minimum=1)
         check_fields(self, check_seconds, "host_lease_s", minimum=_SHORTEST_LEASE_S)
 
 

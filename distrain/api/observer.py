@@ -146,7 +146,7 @@ class BecameSlow(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TroubleBegan(Fact):
-    """Memory or a GPU of a host is about to end the run, or slows it down."""
+    """Memory or a GPU of a host is about to end the run, or slows it down; or a rank's parameters differ."""
 
     host: str
     trouble: Trouble

@@ -13,6 +13,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 from rich.console import Console
 from rich.text import Text
@@ -46,10 +47,17 @@ def run_drill(arguments: Sequence[str]) -> int:
     for kind in kinds:
         if kind not in DISTURBANCES:
             parser.error(f"--only {kind}: must be some of {','.join(DISTURBANCES)}{did_you_mean(kind, DISTURBANCES)}")
-    if is_command:
-        order, name, places = _order_of_command(words, options, parser), shlex.join(words), words
-    else:
-        order, name, places = _order_of_target(words, options, parser)
+    try:
+        if is_command:
+            order, name, places = (
+                Order.of_command(words, options.workers, options.resume_with),
+                shlex.join(words),
+                words,
+            )
+        else:
+            order, name, places = _order_of_target(words, options, parser)
+    except JobError as error:
+        parser.error(str(error))
     console = Console(record=True, highlight=False, soft_wrap=True, file=io.StringIO() if options.json else None)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the trial, too
     drill = Drill(
@@ -73,17 +81,9 @@ def run_drill(arguments: Sequence[str]) -> int:
         write_json("drill", **report.to_dict())
     if options.page:
         console.save_html(os.path.expanduser(options.page))
+    if options.junit:
+        Path(options.junit).expanduser().write_bytes(_junit(report))
     return 0 if report.ok else 1
-
-
-def _order_of_command(words: Sequence[str], options: argparse.Namespace, parser: argparse.ArgumentParser) -> Order:
-    order = Order(command=tuple(words), again=options.resume_with, workers=options.workers)
-    if (options.workers is not None) != order.takes_workers:
-        parser.error(
-            "to choose the number of workers, pass --workers N and write {workers} into the command, as in "
-            "--nproc-per-node {workers}"
-        )
-    return order
 
 
 def _order_of_target(
@@ -113,6 +113,7 @@ def add_drill_options(add: parsers.Add) -> None:
     add("--fresh", action="append", default=[], metavar="PATTERN", help="files to hide from the runs")
     add("--resume-with", default="", metavar="WORDS", help="what a shell appends to COMMAND when it continues")
     add("--page", metavar="FILE.html", help="also write the report as a page")
+    add("--junit", metavar="FILE.xml", help="also write the report for a CI system")
     add("--keep", action="store_true", help="keep the directory with all runs")
 
 
@@ -143,6 +144,17 @@ def _line(verdict: Verdict) -> Text:
     for cause in verdict.causes:
         text.append(f"\n    {cause} (docs/drill.md#{cause.name})", style="yellow")
     return text
+
+
+def _junit(report: DrillReport) -> bytes:
+    """Return the report in the format of JUnit, with a test case for each verdict."""
+    suite = ElementTree.Element("testsuite", name=f"distrain drill {report.target}", tests=str(len(report.verdicts)))
+    suite.set("failures", str(sum(not one.is_good for one in report.verdicts)))
+    for one in report.verdicts:
+        case = ElementTree.SubElement(suite, "testcase", classname="distrain.drill", name=one.disturbance)
+        kind = {"untested": "skipped"}.get(one.outcome, "system-out") if one.is_good else "failure"
+        ElementTree.SubElement(case, kind, message=one.text).text = _line(one).plain
+    return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
 
 
 def _findings(report: DrillReport) -> Text:

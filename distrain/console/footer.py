@@ -22,6 +22,7 @@ _MARKS = {
     "failed": ("✗", "bold red"),
     "memory": ("▲", "bold red"),
     "GPU": ("◆", "bold red"),
+    "diverged": ("≠", "bold red"),
     "silent": ("○", "bold red"),
     "stuck": ("◍", "bold red"),
     "waiting": ("◌", "yellow"),
@@ -32,7 +33,7 @@ _MARKS = {
     "ended": ("✓", "dim"),
 }
 """By the state of a rank: its mark and the style of it. Those that need attention come first."""
-_ATTENTION = ("failed", "memory", "GPU", "silent", "stuck", "slow")
+_ATTENTION = ("failed", "memory", "GPU", "diverged", "silent", "stuck", "slow")
 _MOST_TROUBLES = 2
 _MOST_METRICS = 50
 
@@ -133,7 +134,7 @@ def _hang(status: RunStatus, now: float) -> Text | None:
 
 
 def _troubles(status: RunStatus) -> list[Text]:
-    """Return what is wrong with memory and GPUs of the first ranks that have such troubles."""
+    """Return what is wrong with the first ranks that have troubles."""
     troubles = status.troubles()[:_MOST_TROUBLES]
     return [Text(f"rank {one.rank} on {status.ranks[one.rank].host}: {one.text}", style="red") for one in troubles]
 

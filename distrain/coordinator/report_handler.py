@@ -173,20 +173,22 @@ class ReportHandler:
         for one in slow:
             self.tell(one)
 
-    @hears(wire.Troubles)
-    def on_troubles(self, host: str, message: wire.Troubles) -> None:
-        """Show and record what is wrong with the memory and the GPUs of a host, or is over. A line appears once."""
-        new, over = self.status.heard_troubles(host, [Trouble(**fields) for fields in message.troubles])
+    @hears(wire.Troubles, wire.TroublesSeen)
+    def on_troubles(self, host: str, message: wire.Troubles | wire.TroublesSeen) -> None:
+        """Show and record what is wrong with a host, or with ranks, or is over. A line appears once."""
+        source = host if isinstance(message, wire.Troubles) else "ranks"
+        new, over = self.status.heard_troubles(source, [Trouble(**fields) for fields in message.troubles])
         for one in new:
+            host = self.status.ranks[one.rank].host
             if one not in self._troubles_shown:
                 self._troubles_shown.add(one)
                 self._show_trouble(f"rank {one.rank} on {host}: {one.text}")
             self.tell(TroubleBegan(host, one))
         for one in over:
-            self.tell(TroubleEnded(host, one))
+            self.tell(TroubleEnded(self.status.ranks[one.rank].host, one))
 
     def _show_trouble(self, text: str) -> None:
         if len(self._troubles_shown) <= _MOST_TROUBLES_SHOWN:
             warn(text)
         elif len(self._troubles_shown) == _MOST_TROUBLES_SHOWN + 1:
-            warn("more ranks have troubles with memory or GPUs; events.jsonl names them")
+            warn("more ranks have troubles; events.jsonl names them")

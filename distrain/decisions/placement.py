@@ -224,6 +224,7 @@ def _worker_spec(
     checkpoint: path or URL to resume from. meeting: where the ranks connect to each other.
     """
     settings, first = request.hosts[rank.host], request.hosts[plan.hosts[0]].environment
+    failures = request.failure_config
     return wire.WorkerSpec(
         attempt=meeting.attempt,
         rank=rank.rank,
@@ -240,7 +241,8 @@ def _worker_spec(
         vitals_s=pace.VITALS_S,
         debug_rank=request.debug_rank,
         memory_every=request.memory_every,
-        nan_metric=request.failure_config.nan_metric if request.failure_config.on_nan == "rollback" else None,
+        nan_metric=failures.nan_metric if failures.on_nan == "rollback" else None,
+        divergence=(failures.on_divergence, failures.divergence_every) if failures.on_divergence != "ignore" else None,
         skip_to=dict(skip_to),
     )
 

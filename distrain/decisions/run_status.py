@@ -79,7 +79,7 @@ class RunStatus:
     """Times, and the steps or reports of rank 0 that were done by then."""
     _pace: Pace = field(default_factory=Pace)
     _troubles: dict[str, list[Trouble]] = field(default_factory=dict)
-    """By host: what is wrong with its memory and its GPUs now."""
+    """By source, such as a host: what is wrong now."""
 
     @property
     def name(self) -> str:
@@ -148,9 +148,9 @@ class RunStatus:
             return []
         return self._pace.heard(vitals, self.ranks, now)
 
-    def heard_troubles(self, host: str, troubles: Sequence[Trouble]) -> tuple[list[Trouble], list[Trouble]]:
-        """Note what is wrong on a host now. Return what is new, and what is over."""
-        before, self._troubles[host] = self._troubles.get(host, []), list(troubles)
+    def heard_troubles(self, source: str, troubles: Sequence[Trouble]) -> tuple[list[Trouble], list[Trouble]]:
+        """Note what is wrong now according to a source, such as a host. Return what is new, and what is over."""
+        before, self._troubles[source] = self._troubles.get(source, []), list(troubles)
         return [one for one in troubles if one not in before], [one for one in before if one not in troubles]
 
     def _take_sample(self, now: float, done: float) -> None:

@@ -25,7 +25,7 @@ WORDS = {
     "early": "the checkpoint has the model of an earlier step",
     "rank-0": "other ranks get the state of rank 0",
     "model": "the model is not, or not wholly, in the checkpoint",
-    "epoch": "the number of the epoch is not in the checkpoint",
+    "epoch": "the number of the next epoch is not in the checkpoint",
     "optimizer": "the optimizer is not in the checkpoint",
     "scheduler": "the learning rate scheduler is not in the checkpoint",
     "scaler": "the GradScaler is not in the checkpoint",
@@ -112,10 +112,10 @@ class Differences:
             yield Cause("scheduler", self._value("scheduler" if "scheduler" in keys else "lr"))
         if "scaler" in keys:
             yield Cause("scaler", self._value("scaler"))
+        yield from self._of_data()
         if "random" in keys:
             name = "rank-0" if self._is_of_rank_0("random") else "random"
             yield Cause(name, f"the random state of {', '.join(self.keys['random'])} differs on rank {self.rank}")
-        yield from self._of_data()
         for part in ("buffers", "averages"):
             if part in keys:
                 yield Cause(part, self._tensors(part))
@@ -142,10 +142,11 @@ class Differences:
         return self.rank > 0 and any(same)
 
     def counter(self, word: str) -> str:
-        """Return which counter with a word in its name has begun again, or ``""``."""
+        """Return which counter with a word in its name has begun again, or is behind if it is an epoch; or ``""``."""
         first, expected = (step.get("counters", {}) for step in (self.straight[0], self.expected))
         for name, value in self.step.get("counters", {}).items():
-            if word in name.lower() and value == first.get(name) and value < expected.get(name, value):
+            is_again = word == "epoch" or value == first.get(name)
+            if word in name.lower() and is_again and value < expected.get(name, value):
                 return f"`{name}` is {value} instead of {expected[name]}"
         return ""
 

@@ -14,8 +14,8 @@ from importlib.util import module_from_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from distrain.drilling.imports import when_imported
 from distrain.drilling.probe import Probe
+from distrain.system.imports import when_imported
 
 if TYPE_CHECKING:
     from distrain.drilling.order import Order

@@ -136,6 +136,8 @@ class Straight:
         found = self.first_differences(attempt, start)
         first = min((one.index for one in found), default=0)
         named = [cause for one in found if one.index == first for cause in one.causes()]
+        if (other := self._first_other_data(attempt, start)) and other.index > first:
+            named = [*other.causes(), *named]
         if not named:
             rank = attempt.rank
             pairs = islice(self._pairs(attempt, rank, start), 1)
@@ -156,6 +158,18 @@ class Straight:
                     found.append(Differences(rank, index, keys, step, expected, attempt, self.attempt, at))
                     break
         return found
+
+    def _first_other_data(self, attempt: Attempt, start: int) -> Differences | None:
+        """Return the first step of the lowest rank that reads other data although all before it was equal."""
+        rank = attempt.rank
+        for index, (step, expected) in enumerate(self._pairs(attempt, rank, start)):
+            keys = self._keys(step, expected)
+            if "model" in keys:
+                break
+            if "data" in keys:
+                only = {"data": keys["data"]}
+                return Differences(rank, index, only, step, expected, attempt, self.attempt, start + index)
+        return None
 
     def _pairs(self, attempt: Attempt, rank: int, start: int = 0) -> Iterator[tuple[Step, Step]]:
         """Return the steps of a rank, each with that of this attempt, whose first ``start`` are left out."""

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from distrain.coordinator.run.trainer import DataParallelTrainer
 from distrain.drilling.causes import Cause
 from distrain.drilling.compare import Comparison, Straight
 from distrain.drilling.isolation import landlock_version, remove, scratch
@@ -24,8 +25,6 @@ from distrain.transfer.project.directories import is_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from distrain.coordinator.run.trainer import DataParallelTrainer
 
 DISTURBANCES = ("kill", "all", "stop", "report", "host", "workers", "ranks")
 _NOTICED_S = 45.0
@@ -91,31 +90,45 @@ class DrillReport:
 
 
 def drill(
-    trainer: DataParallelTrainer,
+    target: DataParallelTrainer | str | Sequence[str],
     *,
+    workers: int | None = None,
     reports: int = 20,
     minutes: float = 2.0,
     only: Collection[str] = DISTURBANCES,
     keep: bool = False,
     fresh: Collection[str] = (),
+    resume_with: str = "",
 ) -> DrillReport:
-    """Find out whether a trainer resumes exactly: run it undisturbed, then with one disturbance each, and compare.
+    """Find out whether a training resumes exactly: run it undisturbed, then with one disturbance each, and compare.
 
     All runs have a directory of their own, which is deleted. See docs/drill.md.
 
-    reports: the number of reports of an undisturbed run, which also continues until it has three checkpoints.
+    target: a trainer, or the command of a script, which may use any launcher.
+    workers: the number that replaces ``{workers}`` in a command.
+    reports: the number of reports, or steps, of an undisturbed run, which also continues until it has three
+        checkpoints.
     minutes: the longest time of an undisturbed run.
     only: some of ``kill`` (of a rank), ``all`` (everything is killed), ``stop`` (SIGTERM), ``report`` (a rank dies
-        before it reports a checkpoint), ``host`` (the loss of one of several) and ``workers`` (one fewer).
+        before it reports a checkpoint), ``host`` (the loss of one of several), ``workers`` (one fewer) and ``ranks``
+        (not a disturbance: ranks are compared with each other).
     keep: do not delete the directory, which is ``report.directory``.
     fresh: patterns of files to hide from the runs, such as ``snapshot*.pt``.
+    resume_with: what a shell appends to a command that continues, such as ``--resume out/last.pt``.
 
-    Raises JobError if the trainer fails undisturbed or reports too little to compare, and errors from pickling it. ::
+    Raises JobError if the target fails undisturbed or does too little to compare, and errors from pickling it. ::
 
-        report = distrain.drill(TorchTrainer(train_func, scaling_config=ScalingConfig(num_workers=2)))
+        report = distrain.drill("torchrun --nproc-per-node {workers} train.py", workers=2)
         assert report.ok, [verdict.text for verdict in report.verdicts]
     """
-    return Drill(Order(trainer=trainer), reports=reports, minutes=minutes, keep=keep, fresh=fresh).run(only)
+    roots: list[str] = []
+    if isinstance(target, DataParallelTrainer):
+        order = Order(trainer=target, workers=workers)
+    else:
+        words = shlex.split(target) if isinstance(target, str) else [*target]
+        order = Order.of_command(words, workers, resume_with)
+        roots = [os.path.dirname(os.path.abspath(one)) for one in words if os.path.isfile(one)]
+    return Drill(order, reports=reports, minutes=minutes, keep=keep, fresh=fresh, roots=roots).run(only)
 
 
 @dataclass(kw_only=True)
@@ -193,6 +206,9 @@ class Drill:
                 f"there is too little to compare in {seconds:.0f} s: {until} calls of report(), or steps of an "
                 f"optimizer of torch{''.join(f' ({why})' for why in blind[:1])}. " + self._advice(first)
             )
+        models = [step.get("model") for step in attempt.of("step", attempt.rank)]
+        if unit == "step" and not blind and all(one == models[0] for one in models):
+            raise JobError("no step changes the parameters, as if all gradients were 0: there is nothing to compare")
         self._limit_s = 3 * seconds + 60
         second = self._undisturbed("undisturbed-2", lambda now: now.attempts[0].done(unit) >= until)
         self._straight = Straight(attempt, unit, until).with_second(second.attempts[0])
@@ -395,6 +411,7 @@ class Drill:
         has_caught_up = trial.watch(self._has_caught_up)
         if self._files:  # as it has ended without a disturbance
             trial.watch(lambda now: not trial.is_running)
+        hangs = f"hangs after: {trial.why_failed()[0]}" if trial.is_running and not has_caught_up else ""
         trial.stop()
         journal, straight = trial.journal(), self._straight
         resumed, unit = journal.resumed, straight.unit
@@ -403,7 +420,7 @@ class Drill:
             return
         if not resumed.number or not (has_caught_up or journal.has_finished):
             why, causes = trial.why_failed()
-            self._add(Verdict(disturbance, "failed", f"{prefix}does not go on: {why}", causes))
+            self._add(Verdict(disturbance, "failed", f"{prefix}does not go on: {hangs or why}", causes))
             return
         before = next(one for one in journal.attempts if one.number == resumed.number - 1)
         start = straight.start_of(resumed, before.done(unit))

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from distrain.errors import JobError
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from distrain.coordinator.run.trainer import DataParallelTrainer
 
 Unit = Literal["report", "step"]
@@ -56,6 +60,17 @@ class Order:
     fresh: tuple[str, ...] = ()
     began: float = 0.0
     probe: ProbeOrder = ProbeOrder()
+
+    @classmethod
+    def of_command(cls, words: Sequence[str], workers: int | None, again: str) -> Order:
+        """Return the order for a command. Raises JobError unless ``{workers}`` and their number come together."""
+        order = cls(command=tuple(words), workers=workers, again=again)
+        if (workers is not None) != order.takes_workers:
+            raise JobError(
+                "to choose the number of workers, pass --workers N and write {workers} into the command, as in "
+                "--nproc-per-node {workers}"
+            )
+        return order
 
     @property
     def takes_workers(self) -> bool:

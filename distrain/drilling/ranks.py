@@ -61,9 +61,12 @@ class Ranks:
     def _faults_of_data(self, ranks: Sequence[int]) -> Iterator[Cause]:
         identity = self._identity(ranks)
         for one, other in combinations(ranks, 2):
-            if overlap := self._overlap(one, other, identity):
-                first, second = self._notes[one][0], self._notes[other][0]
-                names = [name for name, value in first["sampler"].items() if second["sampler"].get(name) != value]
+            first, second = self._notes[one][0], self._notes[other][0]
+            repeats = first.get("sampler", {}).get("num_repeats", 1)  # one row on several ranks, augmented differently
+            if repeats == 1 and (overlap := self._overlap(one, other, identity)):
+                names = [
+                    name for name, value in first.get("sampler", {}).items() if second["sampler"].get(name) != value
+                ]
                 if names:
                     values = f"{first['sampler'][names[0]]} and {second['sampler'].get(names[0])}"
                     yield Cause(
@@ -75,7 +78,7 @@ class Ranks:
         for one, other in combinations(ranks, 2):
             sizes = [self._batches(rank) for rank in (one, other)]
             uneven = [index for index in range(min(map(len, sizes))) if sizes[0][index] != sizes[1][index]]
-            if uneven:
+            if uneven and not self._notes[one][0]["joined"]:
                 counts = " and ".join(str(each[uneven[0]]) for each in sizes)
                 text = f"ranks {one} and {other} train on {counts} batches in a pass over the data"
                 yield Cause("uneven", text + _at(self._notes[one][0]))
@@ -87,10 +90,14 @@ class Ranks:
         return counts if self._has_finished else counts[:-1]
 
     def _identity(self, ranks: Iterable[int]) -> str:
-        """Return by what rows are known: their indices in equal datasets, or else their contents."""
+        """Return by what rows are known: their indices in equal datasets, or their contents if ranks read other data.
+
+        A rank may also read the batch of all ranks, and train on a part of it.
+        """
         notes = [note for rank in ranks for note in self._notes[rank]]
-        datasets = {index.partition(":")[0] for note in notes for index in note.get("index") or ["none:", "other:"]}
-        return "index" if len(datasets) == 1 else "rows"
+        is_known = all(len(note.get("index") or ()) == len(note["rows"]) for note in notes)
+        datasets = {index.partition(":")[0] for note in notes for index in note.get("index") or ()}
+        return "index" if is_known and len(datasets) == 1 else "rows"
 
     def _overlap(self, one: int, other: int, identity: str) -> str:
         """Say which rows two ranks both read in their first pass over the data; ``""`` if that may be chance."""
@@ -231,7 +238,7 @@ class Ranks:
             if name in norms[0] and norm > 1e-4 * largest
         ]
         usual = median(ratios) if ratios else 1.0
-        reduced_at = f" ({ours[0]['reduced_at']})" if ours[0]["reduced_at"] else ""
+        where = f" ({ours[0]['reduced_at']})" if ours[0]["reduced_at"] else self._made()
         text = f"the gradients of {self.count} ranks are {number(usual)} times those of one rank on the same rows"
         if any(abs(ratio / usual - 1) > _LIKE_ONE_RANK for ratio in ratios):
             why = (
@@ -241,7 +248,7 @@ class Ranks:
             )
             remarks.append(f"the gradients depend on how the rows are divided among ranks: {why}")
         elif abs(usual / self.count - 1) < _LIKE_ONE_RANK:
-            return [Cause("summed", text + reduced_at)], remarks
+            return [Cause("summed", text + where)], remarks
         elif abs(usual - 1) > _LIKE_ONE_RANK:
             remarks.append(f"{text}, as if the loss were summed up")
         return [], remarks

@@ -32,8 +32,10 @@ _STOP_S = 15.0
 """Seconds in which a run ends after two signals."""
 _REFUSALS = (errno.EACCES, errno.EROFS, errno.EOVERFLOW)
 """Errors of Landlock, of read-only file systems, and of overlays over directories of other users."""
-_ERROR = re.compile(r"(?:\[rank\d+\]: ?)?((?:[\w.]+\.)?\w*(?:Error|Exception)(?::.*)?)$")
-"""The last line of a traceback, as torch shows that of a rank."""
+_ERROR = re.compile(
+    r"(?:\[rank\d+\]: ?)?(?!torch\.multiprocessing\.spawn\.)((?:[\w.]+\.)?\w*(?:Error|Exception)(?::.*)?)$"
+)
+"""The last line of a traceback, as torch shows that of a rank. spawn() raises an error that only contains another."""
 _PROTECTED = (
     "a drill protects everything outside your directory: use relative paths or, in arguments, {drill}, as in "
     "--output {drill}/out"

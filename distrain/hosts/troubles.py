@@ -27,7 +27,8 @@ _LEAST_FREE_OF_GPU = 0.02
 class Trouble:
     """A thing that is wrong for a rank. It equals the same one at another time.
 
-    kind: ``memory`` or ``GPU``. problem: which of the possible problems of that kind. text: the fact in words.
+    kind: ``memory`` or ``GPU``; ``diverged`` if ranks have found it. problem: which of the possible problems of that
+    kind. text: the fact in words.
     """
 
     rank: int

@@ -147,7 +147,12 @@ class TorchConfig(BackendConfig):
         return plain
 
     def at_begin(self, context: TrainContext) -> None:
-        """Count the first steps of optimizers, to see whether the ranks train together."""
+        """Count the first steps of optimizers, to see whether the ranks train together. Watch if they stay equal."""
+        session = current.session
+        if session is not None and session.divergence and context.world_size > 1:
+            from distrain.torch.divergence import DivergenceCheck
+
+            session.check_replicas = DivergenceCheck(session, *session.divergence).at_report
         if context.local_world_size > 1 and "torch" in sys.modules:
             save_in_one_step(tempfile.gettempdir())
         steps = itertools.count(1)
@@ -161,6 +166,9 @@ class TorchConfig(BackendConfig):
             from torch.optim.optimizer import register_optimizer_step_post_hook
 
             register_optimizer_step_post_hook(after_step)
+
+    def at_report(self) -> None:
+        current.session.check_replicas()
 
     def at_end(self, context: TrainContext) -> None:
         """Say once if the ranks have trained models, but never together."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 32
+WIRE_VERSION = 33
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -255,6 +255,18 @@ class Troubles(OfAttempt):
     troubles: the fields of a :class:`~distrain.hosts.troubles.Trouble` for each.
 
     Agent -> coordinator.
+    """
+
+    troubles: list[dict[str, Any]]
+
+
+@message
+class TroublesSeen(FromWorker):
+    """All that ranks have found wrong with each other by now, if that has changed.
+
+    troubles: as in :class:`Troubles`.
+
+    Worker -> coordinator.
     """
 
     troubles: list[dict[str, Any]]
@@ -745,6 +757,7 @@ class WorkerSpec(ToWorker):
     debug_rank: the rank on which breakpoint() opens the debugger.
     memory_every: see :class:`~distrain.api.config.CheckpointConfig`.
     nan_metric: the metric that must be finite, or else report() raises :class:`~distrain.Rollback`.
+    divergence: what to do if replicas differ, and the reports from one comparison to the next; None: nothing.
     skip_to: by dataset or loader: the position up to which its rows are left out, whatever the checkpoint says.
     """
 
@@ -759,6 +772,7 @@ class WorkerSpec(ToWorker):
     debug_rank: int | None = None
     memory_every: int | None = None
     nan_metric: str | None = None
+    divergence: tuple[str, int] | None = None
     skip_to: dict[str, Any] = field(default_factory=dict)
 
 

@@ -83,7 +83,7 @@ class Session:
         context = TrainContext(**{**spec.context, "devices": tuple(spec.context["devices"])})  # JSON has made it a list
         session = cls(channel, context, context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None)
         session._nan_metric, session._skip_to = spec.nan_metric, spec.skip_to
-        session._prefers_memory = spec.memory_every is not None
+        session._prefers_memory, session.divergence = spec.memory_every is not None, spec.divergence
         if channel.has_uploader and (home := memory_directory()) is not None:
             session._memory = MemoryParts(home / f"rank_{context.world_rank}")
         return session
@@ -100,6 +100,10 @@ class Session:
         """The files that this rank has written to the temporary directory, while its code runs."""
         self._nan_metric: str | None = None
         """See :class:`~distrain.wire.WorkerSpec`."""
+        self.divergence: Sequence[Any] | None = None
+        """See :class:`~distrain.wire.WorkerSpec`."""
+        self.check_replicas: Callable[[], None] = lambda: None
+        """Called at the beginning of every report(); set by the backend of the framework."""
         self.loaders: list[Any] = []
         """The progress of each prepared loader. The place in the list names the loader."""
         self.released = False

@@ -68,6 +68,11 @@ def drill(case: Case, directory: Path, python: str = sys.executable) -> Seen:
     return Seen(report, done.stdout + done.stderr, time.monotonic() - began)
 
 
+def words(launcher: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words that start a launcher of this Python, whatever PATH is."""
+    return (str(Path(sys.executable).with_name(launcher[0])), *launcher[1:])
+
+
 def content(folder: Path) -> dict[str, object]:
     """Names, bytes, modes and times of all that is in a directory."""
     found: dict[str, object] = {}

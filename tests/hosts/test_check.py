@@ -3,6 +3,7 @@ machine, names behind a program named ssh, and real hosts with something wrong."
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -75,6 +76,55 @@ def test_gpus_that_are_ill_or_in_use_are_named(user: User, tmp_path: Path) -> No
         f"GPU 4: used by {psutil.Process().name()} (pid {os.getpid()})",
         "GPU 5: faulty memory, and no spare memory left to replace it",
     ]
+
+
+# -- bytes that change on their way ----------------------------------------------------------------------------------
+
+FLIPS = """
+import os, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "distrain.torch.byte_check":
+            sys.meta_path.remove(self)
+            from torch import distributed
+
+            exchange = distributed.batch_isend_irecv
+
+            def flip(both):
+                for one in both:
+                    if one.op is distributed.isend and distributed.get_rank() == 2 and one.peer == 1:
+                        one.tensor = one.tensor.clone()
+                        one.tensor[-1] ^= 1
+                return exchange(both)
+
+            distributed.batch_isend_irecv = flip
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@over("fake_ssh")
+def test_bytes_that_change_between_two_hosts_are_named_with_their_direction(user: User) -> None:
+    """Only those that beta sends to the second worker of alpha."""
+    flipping = python_with(user.folder / "flipping", FLIPS)
+    (user.folder / "hosts").write_text(f"alpha slots=2\nbeta {flipping}\n")
+    cure = "replace the cable or the network adapter; for GPUs, try --env NCCL_NET_GDR_LEVEL=LOC"
+    assert findings(user.checks()) == []
+    ran = user.checks("--deep")
+    bad, advice = findings(ran)
+    assert bad.startswith("✗ beta, alpha: beta worker 0 -> alpha worker 1: 1 of 1 bytes differ, first at offset 0: 0x")
+    assert advice == f"! beta, alpha: {cure}"
+    assert ran.out.splitlines()[-1] == "cannot train like this: alpha, beta"
+    ran = user.checks("--deep", "--json")
+    fatal = {problem["host"] for problem in json.loads(ran.out)["problems"] if problem["fatal"]}
+    assert (ran.code, fatal) == (1, {"alpha", "beta"})
+
+
+@over("this_machine")
+def test_one_worker_has_nothing_to_compare(user: User) -> None:
+    (user.folder / "hosts").write_text("localhost slots=1\n")
+    assert findings(user.checks("--deep")) == ["! localhost: --deep needs two slots: nothing is sent"]
 
 
 # -- hosts that lack something ---------------------------------------------------------------------------------------

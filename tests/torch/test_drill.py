@@ -91,6 +91,15 @@ def test_bad_command_lines_are_explained(tmp_path: Path) -> None:
     assert "--fresh /etc/passwd: must match files" in drill(Case(("--fresh", "/etc/passwd", "x.py")), tmp_path).output
 
 
+def test_a_training_whose_parameters_never_change_proves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\nnet = torch.nn.Linear(8, 1)\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for step in range(6):\n    torch.nn.functional.cross_entropy(net(torch.rand(4, 8)), torch.rand(4, 1))"
+        ".backward()\n    optimizer.step()\n    torch.save(net.state_dict(), 'model.pt')\n"
+    )
+    assert "no step changes the parameters" in drill(Case(("--only", "all", "train.py")), tmp_path).output
+
+
 SNAPSHOT = """
 import os, sqlite3, torch
 net, first = torch.nn.Linear(8, 1), 0

@@ -59,6 +59,8 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
     (ScalingConfig, "start_method", "fork"),
     (FailureConfig, "on_nan", "warn"),
     (FailureConfig, "max_rollbacks", -2),
+    (FailureConfig, "on_divergence", "restart"),
+    (FailureConfig, "divergence_every", 0),
     (CheckpointConfig, "memory_every", 0),
     (CheckpointConfig, "storage_every_s", -1),
     (ScalingConfig, "numa_binding", "socket"),

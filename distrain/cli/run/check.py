@@ -1,12 +1,26 @@
-"""The output of ``distrain check``: a table of the hosts, and their problems. Runs in: coordinator."""
+"""``distrain check``: bytes that hosts send to each other, and the output. Runs in: coordinator."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distrain.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from distrain.cli.text import table
+from distrain.coordinator.connection.choice import hosts_of
+from distrain.coordinator.run.fit import run_work
+from distrain.decisions.host_checks import Finding
+from distrain.errors import DistrainError
+from distrain.storage.lines import read_metrics
+from distrain.storage.names import METRICS
+from distrain.storage.runs.listing import run_at
 from distrain.system.arguments import in_users_words
 from distrain.system.text import binary_size, name_hosts, without_controls
+from distrain.torch.config import TorchConfig
+from distrain.worker.job.job import TargetWork
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,11 +28,55 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from distrain.coordinator.host_check import HostFacts
-    from distrain.decisions.host_checks import Finding
     from distrain.hosts.gpu_health import GpuHealth
 
 _PACKAGES = ("torch", "cloudpickle")
 """Packages whose versions are shown."""
+_PATIENCE_S = 60.0
+"""Seconds that bytes may take to arrive."""
+_CURES = {
+    False: "for GPUs, try --env NCCL_P2P_DISABLE=1; boot with iommu=pt, or without an IOMMU, and turn ACS off",
+    True: "replace the cable or the network adapter; for GPUs, try --env NCCL_NET_GDR_LEVEL=LOC",
+}
+"""By whether the bytes travel from one host to another."""
+
+
+def compare_bytes(
+    facts: Mapping[str, HostFacts], scaling: ScalingConfig, run: RunConfig, sys_path: Sequence[str]
+) -> list[Finding]:
+    """Have all slots, or GPUs, send bytes to each other. Return the pairs of which bytes change, or never arrive."""
+    gpus = {name: len(one.info.gpus or ()) for name, one in facts.items() if one.info is not None}
+    slots = {host.name: host.slots or gpus[host.name] for host in hosts_of(scaling, os.environ)}
+    use_gpu = all(0 < number <= gpus[name] for name, number in slots.items())
+    workers = sum(number or max(2, scaling.max_workers) for number in slots.values())
+    if workers < 2:
+        return [Finding(name, "--deep needs two slots: nothing is sent", is_fatal=False) for name in slots]
+    work = TargetWork(target="distrain.torch.byte_check:compare_bytes", backend=TorchConfig(timeout_s=_PATIENCE_S))
+    scaling = replace(scaling, num_workers=workers, use_gpu=use_gpu, resources_per_worker=None)
+    logging, failures = LoggingConfig(log_level="ERROR", ranks=[]), FailureConfig(hang_timeout_s=2 * _PATIENCE_S)
+    kind, error = "GPU" if use_gpu else "worker", ""
+    with tempfile.TemporaryDirectory() as folder:
+        run = replace(run, name="check", storage_path=folder, storage_filesystem=None, log_dir=None, trackers=[])
+        run = replace(run, failure_config=failures, logging_config=logging, progress="off", debug_rank=None)
+        try:
+            run_work(work, replace(scaling, accelerator_type=None, numa_binding=None), run, sys_path=sys_path)
+        except DistrainError as raised:
+            error = str(raised).partition("\nlogs: ")[0]  # they are deleted
+        done = run_at(Path(folder, "check"))
+        reports = {line["rank"]: line["metrics"] for line in read_metrics(done.location / METRICS, rank=None)}
+    waiting = [one["waiting"] for one in reports.values() if one["waiting"]]
+    found = [pair for one in reports.values() for pair in one["found"]]
+    # Pairs of later turns wait for those of the first one.
+    found += [(*pair, "nothing more arrives") for turn, *pair in waiting if turn == min(waiting)[0]]
+    ends, findings = dict[int, tuple[str, str]](), dict[Finding, None]()
+    for host, ranks in done.hosts.items():
+        ends |= {rank: (host, f"{host} {kind} {number}") for number, rank in enumerate(ranks)}
+    for source, target, text in found:
+        hosts, names = zip(ends[source], ends[target], strict=True)
+        for host in hosts:
+            findings[Finding(host, f"{' -> '.join(names)}: {text}")] = None
+            findings[Finding(host, _CURES[len({*hosts}) > 1], is_fatal=False)] = None
+    return [*findings, *(Finding(name, f"not all bytes were compared: {error}") for name in slots if error)]
 
 
 def show(findings: Sequence[Finding], hosts: Mapping[str, HostFacts], console: Console) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.api.observer import Fact, Observer, RunBegan
 from distrain.api.tracker import parse_tracker
-from distrain.cli.run.check import as_json, show
+from distrain.cli.run.check import as_json, compare_bytes, show
 from distrain.cli.run.config_options import config_from, named_options
 from distrain.cli.run.driver import driver_of, is_for_ray
 from distrain.cli.run.options import WITHOUT_EFFECT, environment_variables, make_parser, parse
@@ -63,6 +63,7 @@ def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_p
     """Train, or check the hosts. Raises the error of the run."""
     if ignored := [name for name in WITHOUT_EFFECT if getattr(options, name.replace("-", "_")) is not None]:
         warn(f"--{', --'.join(ignored)}: no effect; these options are for torchrun only")
+    options.check = options.check or options.deep
     try:
         hosts = _hosts(options)
         work = work_of(options, user_path, is_needed=not options.check)
@@ -193,6 +194,8 @@ def _check(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[st
 
     with log_level(run.logging_config.log_level):
         findings, hosts = check_hosts(work, scaling, run, sys_path=sys_path)
+    if options.deep and not any(finding.is_fatal for finding in findings):
+        findings += compare_bytes(hosts, scaling, run, sys_path)
     if options.json:
         write_json("check", **as_json(findings, hosts))
     else:

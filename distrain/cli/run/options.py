@@ -35,7 +35,6 @@ _INSTEAD = {
     "use-env": "leave it out: ranks always get the variables",
     "no-python": "ranks are Python; in a script, subprocess.run() starts another program",
     "print-completion": "`distrain run --help` lists the options",
-    "deep": "`distrain check` tries the connections; to measure hosts, train examples/measure_hosts.py on them",
     "on-slow": "a slow rank is named in any case; leave its host out when you continue the run",
     "virtual-local-rank": "set CUDA_VISIBLE_DEVICES to LOCAL_RANK at the top of the script",
 }
@@ -44,7 +43,7 @@ _INSTEAD = {
 
 _CHECK = "Check if the hosts can train together; run nothing. All other options of `distrain run` are allowed, too."
 _OF_CHECK = {field.name for config in (ScalingConfig, ShippingConfig) for field in fields(config)}
-_OF_CHECK |= {"env", "help", "json", "num_workers", "storage_path", "target"}
+_OF_CHECK |= {"deep", "env", "help", "json", "num_workers", "storage_path", "target"}
 """The fields that options of ``distrain check`` set which its help shows."""
 
 
@@ -85,6 +84,7 @@ def make_parser(prog: str = "python -m distrain.launch") -> parsers.Parser:
     add_options_of(CheckpointConfig, parser.add_argument_group(reported).add_argument)
     add = parser.add_argument_group("for checks and programs").add_argument
     add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
+    add("--deep", action="store_true", help="as --check, but also send bytes between all slots, and compare them")
     add("--json", action="store_true", help="write a JSON object at the end; other output goes to stderr")
     _add_target(parser)
     if prog.endswith(" check"):

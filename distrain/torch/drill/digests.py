@@ -58,3 +58,11 @@ def keywords_of(frame: FrameType) -> dict[str, Any]:
         if function.f_code.co_name in ("_call_impl", "inner") and (found := function.f_locals.get("kwargs")):
             return dict(found)
     return {}
+
+
+def sampler_of(loader: Any) -> Any:
+    """Return the sampler at the bottom of a loader, below those that a library has put around it."""
+    for name in ("batch_sampler", "batch_sampler", "sampler"):
+        inner = getattr(loader, name, None)
+        loader = loader if inner is None else inner
+    return loader

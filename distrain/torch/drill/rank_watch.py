@@ -10,10 +10,8 @@ import gc
 import os
 import random
 import sys
-import sysconfig
 from collections import deque
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,15 +21,14 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
-from distrain.torch.drill.digests import after, digest, digests, keywords_of
+from distrain.system.text import is_users_file
+from distrain.torch.drill.digests import after, digest, digests, keywords_of, sampler_of
 from distrain.torch.reproducibility import seed_random_numbers
 from distrain.worker.places import outwards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_OWN = str(Path(__file__).parents[2])
-_LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, _OWN, "<")
 _MOST_ROWS = 4096
 
 
@@ -61,7 +58,7 @@ class RankWatch:
         self._unsynced_at = self._reduced_at = ""
         self._unclipped: dict[str, Any] = {}
         self._reading: dict[str, Any] = {}
-        after(nn.Module, "__init__", lambda made, *_: self._sites.update({id(made): _site()}))
+        after(nn.Module, "__init__", lambda made, *_: self._sites.update({id(made): _site(made)}))
         after(DistributedDataParallel, "__init__", self._note_wrapped)
         after(DistributedDataParallel, "forward", self._note_forward)
         after(DistributedDataParallel, "no_sync", lambda *_: setattr(self, "_unsynced_at", _site()))
@@ -108,10 +105,10 @@ class RankWatch:
         return making
 
     def _note_pass(self, iterator: Any, _: Any, loader: Any, *__: Any) -> None:
-        data, sampler = loader.dataset, loader.sampler
+        data, sampler = loader.dataset, sampler_of(loader)
         number = vars(loader).get("distrain_passes", 0)
         vars(loader)["distrain_passes"] = number + 1
-        names = ("epoch", "seed", "initial_seed", "shuffle")
+        names = ("epoch", "seed", "initial_seed", "shuffle", "num_repeats")
         values = {name: value for name in names if isinstance(value := getattr(sampler, name, None), int)}
         iterator.distrain_rows = deque(maxlen=2 + 2 * loader.num_workers * (loader.prefetch_factor or 0))
         iterator.distrain_pass = {"pass": number, "sampler": values, "site": self._loaders.get(id(data), "")}
@@ -152,7 +149,8 @@ class RankWatch:
         self._model = digest([(name, tuple(one.shape)) for name, one in sorted(named.items())])
         self._norms = [name for name, one in module.named_modules() if _is_unsynced(one)]
         share = self._share(module, named)
-        self._probe.note("rows", step=self._steps, rows=_rows(inputs), share=share, **self._reading)
+        joined = any(one._join_config.enable for one in self._wrapped)
+        self._probe.note("rows", step=self._steps, rows=_rows(inputs), share=share, joined=joined, **self._reading)
         if self._is_new_step:
             self._is_new_step = False
             self._note_replicas(module)
@@ -190,6 +188,8 @@ class RankWatch:
         self._probe.note("replicas", step=self._steps, values=values | {"learning rate": rates}, made=made)
 
     def _at_step_end(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._is_new_step:  # by another optimizer, such as that inside of ZeroRedundancyOptimizer
+            return
         self._is_new_step = self._is_new_batch = True
         gradients = self._gradients(_parameters(optimizer))
         self._probe.note(
@@ -199,7 +199,7 @@ class RankWatch:
             whole=self._unclipped or gradients,
             rates=[float(group["lr"]) for group in optimizer.param_groups],
             unsynced_at=self._unsynced_at if self._synced is False else "",
-            reduced_at=self._reduced_at,
+            reduced_at="" if self._wrapped else self._reduced_at,
             norms=self._norms,
         )
         self._unclipped = {}
@@ -297,11 +297,11 @@ def _plain(name: str) -> str:
     return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
-def _site() -> str:
-    """Return the innermost line of the user's that is being executed, outside of ``__init__``."""
+def _site(made: Any = None) -> str:
+    """Return the innermost line of the user's that is being executed, outside of the ``__init__`` of what is made."""
     for function in outwards(sys._getframe(1)):
-        path = function.f_code.co_filename
-        if function.f_code.co_name != "__init__" and not path.startswith(_LIBRARIES):
+        path, is_init = function.f_code.co_filename, function.f_code.co_name == "__init__"
+        if is_users_file(path) and not (is_init and function.f_locals.get("self") is made):
             relative = os.path.relpath(path)
             return f"{path if relative.startswith('..') else relative}:{function.f_lineno}"
     return ""

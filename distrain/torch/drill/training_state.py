@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-import sysconfig
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -23,8 +21,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
 
-from distrain.drilling.imports import when_imported
-from distrain.torch.drill.digests import after, digest, digests, keywords_of
+from distrain.system.imports import when_imported
+from distrain.system.text import is_users_file
+from distrain.torch.drill.digests import after, digest, digests, keywords_of, sampler_of
 from distrain.torch.drill.rank_watch import RankWatch
 from distrain.torch.reproducibility import seed_random_numbers
 from distrain.worker.places import outwards
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     Part = dict[str, Any]
     """A part of the state: numbers, or digests, by name."""
 
-_OWN = str(Path(__file__).parents[2])
-_LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, _OWN)
 _USERS_MODULES = ("__main__", "__mp_main__")
 _DEEPEST = 2
 """The most attributes between a variable and a part."""
@@ -86,7 +83,7 @@ class TrainingWatch:
 
     def _note_loop(self, iterator: Any, _: Any, loader: Any, *__: Any) -> None:
         skipped = getattr(loader.batch_sampler, "skip_batches", 0)  # accelerate's
-        iterator.distrain_drill = {"epoch": getattr(loader.sampler, "epoch", None), "batch": skipped}
+        iterator.distrain_drill = {"epoch": getattr(sampler_of(loader), "epoch", None), "batch": skipped}
 
     def _note_batch(self, iterator: Any, *_: Any) -> None:
         self._loader = iterator.distrain_drill
@@ -136,7 +133,7 @@ class TrainingWatch:
         """Return all parts of the state, by what they are."""
         optimizers = self._living("optimizer")
         trained = [one for each in optimizers for group in each.param_groups for one in group["params"]]
-        found = _Found(self._trained())
+        found = _Found(trained)
         found.add("", module, 0)
         for function in outwards(frame):
             found.look_into(function)
@@ -161,10 +158,11 @@ class TrainingWatch:
 
 
 class _Found:
-    """The parts that are found in variables. ``trained``: the ids of the parameters that optimizers have."""
+    """The parts that are found in variables. ``trained``: the parameters that optimizers have."""
 
-    def __init__(self, trained: set[int]) -> None:
-        self._trained = trained
+    def __init__(self, trained: list[torch.Tensor]) -> None:
+        self._trained = {*map(id, trained)}
+        self._places = {*map(_place, trained)}
         self._seen: set[int] = set()
         self.names: list[tuple[str, int]] = []
         """Names of trained parameters, and their ids."""
@@ -176,7 +174,7 @@ class _Found:
 
     def look_into(self, function: FrameType) -> None:
         """Look at the variables of a function that is being called."""
-        is_users = not function.f_code.co_filename.startswith(_LIBRARIES)
+        is_users = is_users_file(function.f_code.co_filename)
         for name, value in list(function.f_locals.items()):
             if is_users and type(value) is int and not name.startswith("_"):
                 self.counters.setdefault(name, value)
@@ -213,16 +211,26 @@ class _Found:
             self.averages |= {f"{name}.{key}": one for key, one in (parameters | buffers).items()}
 
     def _add_mapping(self, name: str, values: dict[Any, Any]) -> None:
-        tensors = {f"{name}.{key}": one for key, one in values.items() if isinstance(one, torch.Tensor)}
+        tensors = {
+            f"{name}.{key}": one
+            for key, one in values.items()
+            if isinstance(one, torch.Tensor) and _place(one) not in self._places  # else a state_dict() of the model
+        }
         if {str(key).removeprefix("module.") for key in values} & {key for key, _ in self.names}:
             self.averages |= tensors
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Return the address of the numbers, or of this rank's part of them."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local.data_ptr()
 
 
 def _is_users(value: object) -> bool:
     """Return whether an object is of a class that is in no library."""
     name = type(value).__module__
     path = getattr(sys.modules.get(name), "__file__", None) or ""
-    is_users = name in _USERS_MODULES or (path != "" and not path.startswith(_LIBRARIES))
+    is_users = name in _USERS_MODULES or (path != "" and is_users_file(path))
     return is_users and hasattr(value, "__dict__")
 
 

@@ -118,6 +118,8 @@ def test_ranks_with_too_little_memory_and_bad_gpus_are_marked_until_that_is_over
     assert "rank 0 on host0: GPU 0 has failed" in shown(status)
     assert status.heard_troubles("host1", []) == ([], [short])
     assert "ranks ◆●●●  rank 0 GPU  3 at work" in shown(status)
+    status.heard_troubles("ranks", [Trouble(rank=2, kind="diverged", problem="parameters", text="parameters differ")])
+    assert "ranks ◆●≠●  rank 0 GPU  rank 2 diverged  2 at work" in shown(status)
 
 
 def test_it_says_what_ctrl_c_does_to_ranks_that_call_should_stop() -> None:

@@ -16,7 +16,7 @@ TORCHRUN = OuterLauncher(
 )
 HONOURED = {
     ScalingConfig: {"num_workers", "use_gpu", "resources_per_worker", "accelerator_type", "interface"},
-    FailureConfig: {"hang_report_s"},
+    FailureConfig: {"hang_report_s", "on_divergence", "divergence_every"},
     RunConfig: {
         *("log_dir", "stop_grace_s", "stop_signals"),
         *("name", "storage_path", "storage_filesystem", "failure_config", "checkpoint_config", "worker_runtime_env"),

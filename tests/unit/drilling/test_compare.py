@@ -83,6 +83,7 @@ def test_the_first_difference_is_named_with_both_values() -> None:
         ({"data": {"inputs": "other"}}, "sampler"),
         ({"counters": {"step": 0, "epoch": 2, "first": 6}}, "step"),
         ({"counters": {"step": 6, "epoch": 0, "first": 6}, "data": {"inputs": "other"}}, "epoch"),
+        ({"counters": {"step": 6, "epoch": 1, "first": 6}, "data": {"inputs": "other"}}, "epoch"),
         ({"model": state(0)["model"]}, "not-loaded"),
         ({"model": state(5)["model"]}, "early"),
         ({"model": {"weight": [3.0, 9.0]}}, "model"),

@@ -6,7 +6,7 @@ import importlib
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from distrain.drilling.imports import when_imported
+from distrain.system.imports import when_imported
 
 if TYPE_CHECKING:
     from pathlib import Path

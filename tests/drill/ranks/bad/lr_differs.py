@@ -27,7 +27,7 @@ def main():
     train_sampler = DistributedSampler(train)
     train_loader = DataLoader(train, batch_size=16, sampler=train_sampler)
     valid_loader = DataLoader(valid, batch_size=16, sampler=DistributedSampler(valid, shuffle=False))
-    model = DDP(nn.Sequential(nn.Linear(12, 48), nn.ReLU(), nn.Linear(48, 1)))
+    model = DDP(nn.Sequential(nn.Linear(12, 48), nn.ReLU(), nn.Linear(48, 1)))  # <- or here
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
     scheduler = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)  # <- or here
     for epoch in range(EPOCHS):

@@ -31,7 +31,7 @@ def main():
     dataset = TensorDataset(weather, targets)
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, GLOBAL_BATCH // dist.get_world_size(), sampler=sampler)
-    model = DDP(nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 1)))
+    model = DDP(nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 1)))  # <- or here
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # <- here
     is_spike = SpikeFilter()
     for epoch in range(EPOCHS):

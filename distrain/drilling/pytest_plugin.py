@@ -1,0 +1,32 @@
+"""The ``drill`` fixture of pytest, for tests in other projects. Runs in: the user's process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distrain.drilling.drill import DrillReport
+
+
+@pytest.fixture
+def drill() -> Callable[..., DrillReport]:
+    """Return a function that takes what :func:`distrain.drill` takes, and fails the test unless all is well. ::
+
+    def test_it_resumes_exactly(drill):
+        drill("torchrun --nproc-per-node {workers} train.py", workers=2, only=["kill", "ranks"])
+    """
+
+    def drill(target: Any, **options: Any) -> DrillReport:
+        import distrain
+
+        report = distrain.drill(target, **options)
+        if not report.ok:
+            bad = [one for one in report.verdicts if not one.is_good]
+            pytest.fail("\n".join("\n  ".join([one.text, *map(str, one.causes)]) for one in bad), pytrace=False)
+        return report
+
+    return drill
