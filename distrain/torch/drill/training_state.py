@@ -82,12 +82,12 @@ class TrainingWatch:
             self._probe.note("misfit", missing=keys.missing_keys[:3], unexpected=keys.unexpected_keys[:3])
 
     def _note_loop(self, iterator: Any, _: Any, loader: Any, *__: Any) -> None:
-        skipped = getattr(loader.batch_sampler, "skip_batches", 0)  # accelerate's
-        iterator.distrain_drill = {"epoch": getattr(sampler_of(loader), "epoch", None), "batch": skipped}
+        iterator.distrain_drill = {"epoch": getattr(sampler_of(loader), "epoch", None), "batch": 0}
+        iterator.distrain_skipped = getattr(loader.batch_sampler, "skip_batches", 0)  # by accelerate
 
     def _note_batch(self, iterator: Any, *_: Any) -> None:
         self._loader = iterator.distrain_drill
-        self._loader["batch"] += 1
+        self._loader["batch"] = iterator.distrain_skipped + iterator._num_yielded  # which other libraries set
 
     def _saving(self, save: Callable[..., None]) -> Callable[..., None]:
         @wraps(save)
