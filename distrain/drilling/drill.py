@@ -282,6 +282,8 @@ class Drill:
 
     def _advice(self, first: Journal) -> str:
         """Say how more could be compared."""
+        if self.template.command and not first.attempts[0].notes:
+            return "No process was seen to import torch. Set PYTHONPATH for `distrain drill`, not in the command"
         if not first.has_finished:
             return "Report or save more often, or raise --minutes"
         opened = dict.fromkeys(str(note["path"]) for note in first.attempts[0].of("open"))

@@ -83,10 +83,11 @@ class TrainingWatch:
 
     def _note_loop(self, iterator: Any, _: Any, loader: Any, *__: Any) -> None:
         iterator.distrain_drill = {"epoch": getattr(sampler_of(loader), "epoch", None), "batch": 0}
+        iterator.distrain_skipped = getattr(loader.batch_sampler, "skip_batches", 0)  # by accelerate
 
     def _note_batch(self, iterator: Any, *_: Any) -> None:
         self._loader = iterator.distrain_drill
-        self._loader["batch"] += 1
+        self._loader["batch"] = iterator.distrain_skipped + iterator._num_yielded  # which other libraries set
 
     def _saving(self, save: Callable[..., None]) -> Callable[..., None]:
         @wraps(save)
