@@ -66,7 +66,7 @@ class Ranks:
         if (overlap := self._overlap(ranks)) is not None:
             one, other, text = overlap
             first, second = (self._notes[rank][0].get("sampler", {}) for rank in (one, other))
-            at = _at(self._notes[one][0])
+            at = self._at(one)
             for name, value in first.items():
                 if value != second.get(name):
                     values = f"{value} and {second.get(name)} on ranks {one} and {other}"
@@ -79,7 +79,7 @@ class Ranks:
             uneven = [pair for pair in zip(sizes[one], sizes[other], strict=False) if pair[0] != pair[1]]
             if uneven:
                 counts = f"{uneven[0][0]} and {uneven[0][1]} batches in a pass over the data"
-                yield Cause("uneven", f"ranks {one} and {other} train on {counts}{_at(self._notes[one][0])}")
+                yield Cause("uneven", f"ranks {one} and {other} train on {counts}{self._at(one)}")
                 break
 
     def _batches(self, rank: int) -> list[int]:
@@ -179,6 +179,11 @@ class Ranks:
                     f"{part}: {named} differs between ranks {ranks} from step {step + 1} on{self._made(named)}",
                 )
 
+    def _at(self, rank: int) -> str:
+        """Return the line that made the loader, or else the model, in parentheses."""
+        site = self._notes[rank][0].get("site", "")
+        return f" ({site})" if site else self._made()
+
     def _made(self, named: str = "") -> str:
         """Return the line that made the model of a parameter, in parentheses."""
         made = self._first("replicas")[0]["made"]
@@ -225,7 +230,9 @@ class Ranks:
                 and epochs[0] == epochs[1] is not None
                 and one["sampler"].get("shuffle")
             ):
-                found.append(f"each pass over the data has the same order, as set_epoch() is never called{_at(one)}")
+                found.append(
+                    f"each pass over the data has the same order, as set_epoch() is never called{self._at(min(self._notes))}"
+                )
                 break
         return found
 
@@ -283,10 +290,6 @@ class Ranks:
         """Return the rows of a step on all ranks that read different rows, sorted."""
         notes = [note for rank in self._first_share for note in self._notes[rank] if note["step"] == step]
         return sorted(chain.from_iterable(note["rows"] for note in notes))
-
-
-def _at(note: Note) -> str:
-    return f" ({note['site']})" if note.get("site") else ""
 
 
 def _whole(parts: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
