@@ -222,19 +222,13 @@ class Ranks:
 
     def remarks(self) -> list[str]:
         """Return what is worth a look, but on purpose in many scripts."""
-        found = []
-        for one, other in zip(notes := self._notes[min(self._notes)], notes[1:], strict=False):
+        rank = min(self._notes)
+        for one, other in zip(self._notes[rank], self._notes[rank][1:], strict=False):
             epochs = [note.get("sampler", {}).get("epoch") for note in (one, other)]
-            if (
-                one.get("pass") != other.get("pass")
-                and epochs[0] == epochs[1] is not None
-                and one["sampler"].get("shuffle")
-            ):
-                found.append(
-                    f"each pass over the data has the same order, as set_epoch() is never called{self._at(min(self._notes))}"
-                )
-                break
-        return found
+            is_shuffled = one.get("pass") != other.get("pass") and one["sampler"].get("shuffle")
+            if is_shuffled and epochs[0] == epochs[1] is not None:
+                return [f"every pass over the data has the same order, as set_epoch() is never called{self._at(rank)}"]
+        return []
 
     def rates_against(self, single: Ranks) -> list[str]:
         """Return the remark that the first learning rate depends on the number of ranks, if it does."""
