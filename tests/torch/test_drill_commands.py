@@ -34,7 +34,7 @@ def ranks(script: Script) -> Case:
     return Case(("--only", "ranks", "--workers", "2", "--", *command))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("script", BAD, ids=lambda script: script.path)
 def test_what_ranks_do_wrong_is_named_with_its_line(tmp_path: Path, script: Script) -> None:
     seen = drill(ranks(script), tmp_path)
@@ -44,7 +44,7 @@ def test_what_ranks_do_wrong_is_named_with_its_line(tmp_path: Path, script: Scri
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("script", GOOD, ids=lambda script: script.path)
 def test_ranks_that_train_as_one_cause_no_alarm(tmp_path: Path, script: Script) -> None:
     seen = drill(ranks(script), tmp_path)
