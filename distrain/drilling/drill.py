@@ -218,7 +218,7 @@ class Drill:
         is_exact = self._straight.is_deterministic
         why = "the same, bit by bit" if is_exact else self._straight.why_noisy(second.attempts[0])
         self._add(Verdict("undisturbed, twice", "exact" if is_exact else "noise", why))
-        saves = [count for count in attempt.saves(unit) if count < until]
+        saves = [count for count in attempt.saves(unit) if 0 < count < until]
         if not saves and not first.has_finished:
             raise JobError(f"there is no checkpoint in {until} {unit}s. {self._advice(first)}")
         if saves:
