@@ -354,7 +354,8 @@ class Drill:
         """Return whether a resumed attempt has come as far as the undisturbed run."""
         straight, resumed = self._straight, now.resumed
         before = straight.start_of(resumed, straight.until) if straight.unit == "step" else 0
-        return resumed.number > 0 and before + resumed.done(straight.unit) >= straight.until
+        done = resumed.done(straight.unit)  # 0 if only other ranks have begun a step
+        return resumed.number > 0 and done > 0 and before + done >= straight.until
 
     def _killed(self, disturbance: str, order: ProbeOrder) -> None:
         trial = self._begin(order.act.replace(" ", "-"), order)

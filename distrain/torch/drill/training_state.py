@@ -201,6 +201,9 @@ class _Found:
 
     def _add_module(self, name: str, module: nn.Module) -> None:
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        replaces = isinstance(module, nn.parallel.DistributedDataParallel) and module.broadcast_buffers
+        if replaces and torch.distributed.get_rank(module.process_group):  # type: ignore[arg-type]
+            buffers = {}  # as forward() is about to copy those of rank 0
         self._seen |= {id(one) for one in module.modules()}
         if any(id(one) in self._trained for one in parameters.values()):
             self.names += [(key.removeprefix("module."), id(one)) for key, one in parameters.items()]
