@@ -25,7 +25,7 @@ from distrain.cli.text import write_json
 from distrain.drilling.drill import DISTURBANCES, Drill, DrillReport, Verdict
 from distrain.drilling.order import Order
 from distrain.errors import JobError
-from distrain.system.text import did_you_mean
+from distrain.system.text import did_you_mean, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,11 +49,8 @@ def run_drill(arguments: Sequence[str]) -> int:
             parser.error(f"--only {kind}: must be some of {','.join(DISTURBANCES)}{did_you_mean(kind, DISTURBANCES)}")
     try:
         if is_command:
-            order, name, places = (
-                Order.of_command(words, options.workers, options.resume_with),
-                shlex.join(words),
-                words,
-            )
+            order = Order.of_command(words, options.workers, options.resume_with)
+            name, places = shlex.join(words), words
         else:
             order, name, places = _order_of_target(words, options, parser)
     except JobError as error:
@@ -148,12 +145,15 @@ def _line(verdict: Verdict) -> Text:
 
 def _junit(report: DrillReport) -> bytes:
     """Return the report in the format of JUnit, with a test case for each verdict."""
-    suite = ElementTree.Element("testsuite", name=f"distrain drill {report.target}", tests=str(len(report.verdicts)))
+    suite = ElementTree.Element(
+        "testsuite", name=printable(f"distrain drill {report.target}"), tests=str(len(report.verdicts))
+    )
     suite.set("failures", str(sum(not one.is_good for one in report.verdicts)))
     for one in report.verdicts:
         case = ElementTree.SubElement(suite, "testcase", classname="distrain.drill", name=one.disturbance)
         kind = {"untested": "skipped"}.get(one.outcome, "system-out") if one.is_good else "failure"
-        ElementTree.SubElement(case, kind, message=one.text).text = _line(one).plain
+        message = {} if kind == "system-out" else {"message": printable(one.text)}
+        ElementTree.SubElement(case, kind, message).text = "\n".join(map(printable, _line(one).plain.splitlines()))
     return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
 
 
