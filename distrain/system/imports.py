@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from importlib import import_module
-from importlib.abc import MetaPathFinder
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -91,7 +89,9 @@ def when_imported(name: str, function: Callable[[], None]) -> None:
         sys.meta_path.insert(0, _Hook(name, function))
 
 
-class _Hook(MetaPathFinder):
+class _Hook:
+    """A finder of modules, for ``sys.meta_path``."""
+
     def __init__(self, name: str, function: Callable[[], None]) -> None:
         self._name, self._function = name, function
         self._is_asking = False
@@ -100,6 +100,8 @@ class _Hook(MetaPathFinder):
         """Return the spec of the module, with a loader that calls the function."""
         if name != self._name or self._is_asking:
             return None
+        from importlib.util import find_spec  # which imports much, and this module comes before all others
+
         self._is_asking = True  # the other finders; many libraries ask whether torch is installed, and import it later
         try:
             spec = find_spec(name)

@@ -90,10 +90,6 @@ for step in range(first, 12):
 """
 
 
-PLUGIN = ("-p", "no:distrain", "-p", "distrain.drilling.pytest_plugin")
-"""The fixture, whether or not the distribution is installed."""
-
-
 def test_the_fixture_fails_and_the_action_passes_once_a_script_is_told_how_to_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,8 +98,9 @@ def test_the_fixture_fails_and_the_action_passes_once_a_script_is_told_how_to_co
     Path("lib/sitecustomize.py").write_text("import builtins; builtins.mine = 1")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"), prepend=":")
     Path("train.py").write_text("print(mine)\n" + LONE)
+    Path("conftest.py").write_text("pytest_plugins = ['distrain.pytest_plugin']")
     Path("test_train.py").write_text(f"def test_it(drill):\n    drill({[sys.executable, 'train.py']}, only=['all'])")
-    done = subprocess.run([sys.executable, "-m", "pytest", *PLUGIN], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "pytest"], capture_output=True, text=True, check=False)
     assert "drifts from step" in done.stdout
     assert "training starts again from the beginning" in done.stdout
     assert "1 failed" in done.stdout

@@ -1,4 +1,7 @@
-"""The ``drill`` fixture of pytest, for tests in other projects. Runs in: the user's process."""
+"""The ``drill`` fixture for pytest: write ``pytest_plugins = ["distrain.pytest_plugin"]`` into conftest.py.
+
+An entry point would do without, but pytest then rewrites the modules of distrain. Runs in: the user's process.
+"""
 
 from __future__ import annotations
 
