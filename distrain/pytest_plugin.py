@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from distrain.drilling.drill import DrillReport
 
+__all__ = ["drill"]
+
 
 @pytest.fixture
 def drill() -> Callable[..., DrillReport]:
