@@ -16,7 +16,7 @@ import yaml
 
 from tests.drill.cases import EXAMPLES, Case, drill, words
 from tests.drill.ranks.cases import BAD, GOOD, REMARKS, Script
-from tests.drill.rebuilt.cases import REBUILT, Rebuilt
+from tests.drill.rebuilt.cases import REBUILT
 
 pytestmark = pytest.mark.timeout(400)
 SAYS = {
@@ -60,17 +60,17 @@ def test_what_may_be_on_purpose_is_a_remark(tmp_path: Path, script: Script) -> N
     assert SAYS[script.cause or ""] in seen.report["verdicts"][0]["text"]
 
 
-def resume(rebuilt: Rebuilt, *, old: bool) -> Case:
-    """The drill of a bug that was found elsewhere."""
-    return Case(("--only", "kill", "--", *words(rebuilt.launcher), *rebuilt.command(old)[len(rebuilt.launcher) :]))
-
-
 @pytest.mark.sample(1)
+@pytest.mark.parametrize("old", [True, False], ids=["old", "fixed"])
 @pytest.mark.parametrize("name", REBUILT)
-def test_a_bug_in_the_resume_code_of_others_is_named_and_its_fix_is_exact(tmp_path: Path, name: str) -> None:
-    seen = drill(resume(REBUILT[name], old=True), tmp_path)
-    assert set(REBUILT[name].causes) & seen.causes, seen.output
-    assert drill(resume(REBUILT[name], old=False), tmp_path).report["ok"]
+def test_a_bug_in_the_resume_code_of_others_is_named_and_its_fix_is_exact(
+    tmp_path: Path, name: str, *, old: bool
+) -> None:
+    rebuilt = REBUILT[name]
+    command = (*words(rebuilt.launcher), *rebuilt.command(old)[len(rebuilt.launcher) :])
+    seen = drill(Case(("--only", "kill", "--", *command)), tmp_path)
+    assert seen.report["ok"] is not old, seen.output
+    assert not old or set(rebuilt.causes) & seen.causes, seen.output
 
 
 LONE = """
