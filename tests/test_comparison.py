@@ -1,4 +1,4 @@
-"""What our pages say about other tools: the pages agree, every cell has a fact, and a fact notices what changes."""
+"""Our claims about other tools: the pages agree, every cell has a fact, and a fact notices what changes."""
 
 from __future__ import annotations
 

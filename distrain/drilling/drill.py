@@ -243,7 +243,7 @@ class Drill:
         if len(attempt.notes) < 2 or not ranks.count or blind:
             why = blind[0]["why"] if blind else "it needs two, and steps of an optimizer of torch"
             if is_alone:
-                raise JobError(f"there are no ranks to compare: {why}. " + "Pass --workers 2, or train for longer")
+                raise JobError(f"there are no ranks to compare: {why}. Pass --workers 2, or train for longer")
             return
         if is_alone:
             self._size = (len(attempt.notes), "step", len(attempt.of("replicas", min(attempt.notes))))

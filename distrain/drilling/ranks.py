@@ -164,10 +164,11 @@ class Ranks:
             return
         if apart and gradients:
             first, _, named, ranks = gradients[0]
-            unsynced = [note["unsynced_at"] for note in self._attempt.of("gradients") if note["step"] == first]
-            place = f" ({unsynced[0]})" if any(unsynced) else self._made(named)
+            notes = (note for note in self._attempt.of("gradients") if note["step"] == first and note["unsynced_at"])
+            unsynced = next((note["unsynced_at"] for note in notes), "")
+            place = f" ({unsynced})" if unsynced else self._made(named)
             text = f"the gradients of {named} differ between ranks {ranks} in step {first + 1}{place}"
-            yield Cause("no-sync" if any(unsynced) else "not-reduced", text)
+            yield Cause("no-sync" if unsynced else "not-reduced", text)
         for step, part, named, ranks in differences[:1]:
             if step == 0 and part == "parameters":
                 yield Cause(
@@ -267,7 +268,7 @@ class Ranks:
             why = (
                 f"BatchNorm (`{ours[0]['norms'][0]}`) is not synchronized"
                 if ours[0]["norms"]
-                else ("such as a mean over unequal numbers of tokens")
+                else "such as a mean over unequal numbers of tokens"
             )
             remarks.append(f"the gradients depend on how the rows are divided among ranks: {why}")
         elif abs(usual / self.count - 1) < _LIKE_ONE_RANK:

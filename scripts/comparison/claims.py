@@ -1,4 +1,4 @@
-"""What docs/comparison.md and other pages say about other people's packages, each with the fact that makes it true.
+"""The claims of docs/comparison.md and other pages about other people's packages, each with a fact that proves it.
 
 A fact reads the sources of a package. What they don't tell is ``read_in(DOCUMENTATION)``: a person has read it there.
 """
@@ -32,7 +32,7 @@ TITLES = {
     "torchmonarch": "Monarch (torchmonarch)",
     "submitit": "submitit",
 }
-"""What docs/comparison.md calls a package where it names its version, if not by its name."""
+"""The names of packages beside their versions in docs/comparison.md, where they differ."""
 
 TRAIN = "ray/train/v2"
 ELASTIC = "torch/distributed/elastic"

@@ -1,4 +1,4 @@
-"""What docs/comparison.md, the README and the benchmark have to say alike. Needs no package and no network."""
+"""The statements that docs/comparison.md, the README and the benchmark share. Needs no package and no network."""
 
 from __future__ import annotations
 

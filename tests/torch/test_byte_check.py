@@ -85,7 +85,7 @@ def test_a_changed_bit_is_named_with_its_pair_and_place(storage: Path, number: i
 
 
 def test_every_bit_of_a_word_is_0_and_1_in_some_message() -> None:
-    """So one that is stuck is found. Messages of another sender differ."""
+    """A bit that is stuck is found. Messages of another sender differ."""
     words = [word for one in byte_check._patterns(0, (1 << 12,), "cpu") for word in one.view(torch.int64).tolist()]
     assert all({word >> bit & 1 for word in words} == {0, 1} for bit in range(64))
     first, second = (byte_check._patterns(sender, (1 << 12,), "cpu")[0] for sender in (0, 1))

@@ -10,7 +10,7 @@ GLOBAL_BATCH, EPOCHS, SPIKE = 32, 3, 20.0
 
 
 class SpikeFilter:
-    """Whether a loss is far above the average so far."""
+    """Tell whether a loss is far above the average so far."""
 
     def __init__(self):
         self.average = None
