@@ -24,6 +24,7 @@ from distrain.agent.host_queries import HostQueries
 from distrain.agent.host_setup import HostSetup
 from distrain.agent.worker_pipes import WorkerPipes, WorkerRelay
 from distrain.hosts.cgroup import OomKill
+from distrain.hosts.claims import share_claims
 from distrain.hosts.cpu_topology import cpus_near
 from distrain.hosts.host_info import hello_of, host_info, usable_cpus
 from distrain.hosts.network import interface_variables, interfaces, machine_id, own_address
@@ -78,6 +79,7 @@ def main(arguments: list[str]) -> None:
         scratch.remove_abandoned()
         clear_cache()
         return
+    share_claims()
     parent_fd, scratch_path = process.open_pidfd(os.getppid()), scratch.claim()
     beats_fd = stand_guard(parent_fd, scratch_path)
     for leftover in lost:
@@ -131,7 +133,10 @@ class Agent:
         process.adopt_orphans()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._loop.on_signals({signal.SIGTERM, *scheduler_signals()}, self._on_signal)
-        self._up.queue(wire.MAGIC + wire.encode(self._hello()))
+        hello = self._hello()
+        self._up.queue(wire.MAGIC + wire.encode(hello))
+        if hello.host["gpus"] and (problem := hello.host["driver_problem"]):
+            self._notify(problem)
         self._up.attach(self._loop, self._on_frames)
         for fd in (self.parent_fd, process.open_pidfd(self._guard)):
             if fd >= 0:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-
 
 def run_resume(options: argparse.Namespace) -> int:
     """Replace this process by the run."""
@@ -77,19 +75,10 @@ def run_note(options: argparse.Namespace) -> int:
 
 def add_clean_options(add: parsers.Add) -> None:
     """Add the options of ``distrain clean``."""
-    add("--older-than", metavar="AGE", type=_seconds, help="only those that ended so long ago: 12h, 7d, 4w")
+    add("--older-than", metavar="AGE", type=parsers.seconds, help="only those that ended so long ago: 12h, 7d, 4w")
     for state in ENDED:
         add(f"--{state}", dest="states", action="append_const", const=state, help=f"only {state} runs")
     add("--yes", action="store_true", help="delete them; without it, they are only shown")
-
-
-def _seconds(text: str) -> float:
-    import argparse
-
-    number, unit = text[:-1], text[-1:]
-    if unit not in _UNITS or not number.replace(".", "", 1).isdigit():
-        raise argparse.ArgumentTypeError(f"must be an age such as 12h, 7d or 4w, got {text!r}")
-    return float(number) * _UNITS[unit]
 
 
 def run_clean(options: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ SITE = "https://distrain.github.io/distrain"
 _DEFAULT = "(default: DISTRAIN_STORAGE_PATH, else ~/distrain_results)"
 _OF_STORAGE = {"board": "the storage path, or a run", "clean": "the storage path", "ls": "the storage path, or a run"}
 """The commands for the runs of a storage path. Others are for one run."""
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _WITHOUT_RUN = ("drill", "explain")
 _WITH_JSON = ("compare", "drill", "ls", "show", "stacks", "stop")
 
@@ -50,6 +51,14 @@ def number(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a number, got {text!r}")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """Return the seconds of an age or a time that an option is given, such as ``12h``."""
+    number, unit = text[:-1], text[-1:]
+    if unit not in _UNITS or not number.replace(".", "", 1).isdigit():
+        raise argparse.ArgumentTypeError(f"must be such as 30m, 12h, 7d or 4w, got {text!r}")
+    return float(number) * _UNITS[unit]
 
 
 def port(text: str) -> int:

@@ -286,3 +286,19 @@ def _path(key: str, text: str | None) -> str | None:
     if text is not None and not text.startswith("/"):
         raise ValueError(f"{key}={text}: must be an absolute path on that host")
     return text
+
+
+def as_line(host: HostSpec) -> str:
+    """Return the line of a hostfile that describes a host."""
+    address = f"{host.user}@{_bracketed(host.address)}" if host.user else _bracketed(host.address)
+    given = {
+        "slots": host.slots,
+        "gpus": ",".join(host.gpus),
+        "python": host.python,
+        "cwd": host.cwd,
+        "transport": host.transport,
+        "rack": host.rack,
+        **{f"env.{name}": value for name, value in host.environment.items()},
+    }
+    words = [f"{address}:{host.port}" if host.port else address]
+    return " ".join([*words, *(shlex.quote(f"{key}={value}") for key, value in given.items() if value)])

@@ -88,6 +88,7 @@ _PROGRAMS = {
     "agent": "distrain.agent.main",
     "forkserver": "distrain.agent.forkserver",
     "mover": "distrain.transfer.mover",
+    "side": "distrain.jobs.side",
     "stream-server": "distrain.transfer.stream_server",
     "uploader": "distrain.transfer.uploader",
     "validator": "distrain.worker.validator",

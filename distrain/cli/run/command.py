@@ -15,6 +15,7 @@ from distrain.cli.run.config_options import config_from, named_options
 from distrain.cli.run.driver import driver_of, is_for_ray
 from distrain.cli.run.options import WITHOUT_EFFECT, environment_variables, make_parser, parse
 from distrain.cli.run.target import say_what_is_misplaced, work_of, workers_path
+from distrain.cli.run.waiting import Job, in_queue, take_gpus
 from distrain.cli.showing import details_of
 from distrain.cli.text import write_json
 from distrain.coordinator.connection.choice import hosts_of
@@ -22,6 +23,7 @@ from distrain.coordinator.run.error_screen import show_error
 from distrain.coordinator.run.errors import exit_code_of
 from distrain.coordinator.run.fit import check_hosts, run_work
 from distrain.errors import DistrainError, ResourcesError
+from distrain.hosts.claims import CLAIM, NO_CLAIM
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import HostSpec, check_transport, split_ssh_args
@@ -31,6 +33,7 @@ from distrain.system.log import log_level, warn
 from distrain.system.remote_path import locate
 from distrain.system.text import without_errno
 from distrain.worker.job.job import TargetWork, Work
+from distrain.worker.job.origin import script_of, stem_of
 
 if TYPE_CHECKING:
     import argparse
@@ -40,44 +43,65 @@ if TYPE_CHECKING:
 
 
 def run_command(
-    arguments: Sequence[str] | None, user_path: Sequence[str], *, prog: str = "python -m distrain.launch"
+    arguments: Sequence[str] | None,
+    user_path: Sequence[str],
+    *,
+    prog: str = "python -m distrain.launch",
+    job: Job | None = None,
 ) -> int:
     """Run the command line and return its exit code. Raises SystemExit for a wrong command line.
 
     arguments: those after ``prog``; None: those of this process.
-    user_path: sys.path as the user's process was started with.
+    user_path: sys.path as the user's process was started with. job: this is a job of the queue.
     """
     parser = make_parser(prog)
     options = parse(parser, sys.argv[1:] if arguments is None else arguments)
-    if is_for_ray(options):
-        return _drive(parser, options, user_path)
+    if options.force:
+        os.environ[CLAIM] = NO_CLAIM
     with options_named(named_options()):
         try:
-            return _launch(parser, options, user_path)
+            if is_for_ray(options):
+                return _drive(parser, options, user_path, job or Job())
+            return _launch(parser, options, user_path, job or Job())
         except (DistrainError, KeyboardInterrupt) as error:
             show_error(error)
             return exit_code_of(error)
 
 
-def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_path: Sequence[str]) -> int:
+def _launch(parser: Parser, options: argparse.Namespace, user_path: Sequence[str], job: Job) -> int:
     """Train, or check the hosts. Raises the error of the run."""
+    hosts, work, scaling, run = asked_for(parser, options, user_path, job)
+    path = [job.in_copy(entry) for entry in workers_path(work, user_path)]
+    if options.check:
+        return _check(work, scaling, run, path, options)
+    if scaling.num_workers == 1 or isinstance(work, TargetWork):
+        say_what_is_misplaced(parser, options, user_path)
+    train = _run_for_programs if options.json else run_work
+    if not options.wait:
+        train(work, scaling, run, sys_path=path)
+        return 0
+    with in_queue(options, hosts, scaling, stem_of(script_of(work)), job) as (name, hostfile, beginning):
+        scaling = replace(scaling, hosts=None, hostfile=hostfile)
+        train(work, scaling, replace(run, name=name, callbacks=[beginning]), sys_path=path)
+    return 0
+
+
+def asked_for(
+    parser: Parser, options: argparse.Namespace, user_path: Sequence[str], job: Job
+) -> tuple[tuple[HostSpec, ...], Work, ScalingConfig, RunConfig]:
+    """Return what the command line asks for: hosts, work and configs. Raise SystemExit if something in it is wrong."""
     if ignored := [name for name in WITHOUT_EFFECT if getattr(options, name.replace("-", "_")) is not None]:
         warn(f"--{', --'.join(ignored)}: no effect; these options are for torchrun only")
     options.check = options.check or options.deep
     try:
+        take_gpus(options)
         hosts = _hosts(options)
-        work = work_of(options, user_path, is_needed=not options.check)
+        work = work_of(options, user_path, job.in_copy, is_needed=not options.check)
         scaling = config_from(ScalingConfig, options, num_workers=_num_workers(options, hosts))
         run = _run_config(options)
     except (ValueError, TypeError, OSError, ResourcesError) as error:
         parser.error(in_users_words(without_errno(error)))
-    if options.check:
-        return _check(work, scaling, run, workers_path(work, user_path), options)
-    if scaling.num_workers == 1 or isinstance(work, TargetWork):
-        say_what_is_misplaced(parser, options, user_path)
-    train = _run_for_programs if options.json else run_work
-    train(work, scaling, run, sys_path=workers_path(work, user_path))
-    return 0
+    return hosts, work, scaling, run
 
 
 # -- configs ---------------------------------------------------------------------------------------------------------
@@ -147,14 +171,21 @@ def _run_config(options: argparse.Namespace) -> RunConfig:
 # -- actions ---------------------------------------------------------------------------------------------------------
 
 
-def _drive(parser: Parser, options: argparse.Namespace, user_path: Sequence[str]) -> int:
+def _drive(parser: Parser, options: argparse.Namespace, user_path: Sequence[str], job: Job) -> int:
     """Run a script of Ray in this process. Return 0; what it raises ends the process as it does any script."""
     try:
-        _hosts(options)
-        drive = driver_of(parser, options, user_path)
+        hosts = _hosts(options)
+        drive = driver_of(parser, options, user_path, job.in_copy)
     except (ValueError, TypeError, OSError) as error:
         parser.error(str(error))  # it says what to write into the script
-    drive()
+    if options.wait:
+        workers = options.gpus or sum(host.slots or 1 for host in hosts)
+        scaling = ScalingConfig(num_workers=workers, use_gpu=bool(options.gpus))
+        with in_queue(options, hosts, scaling, stem_of(options.target or options.module[0]), job) as (_, hostfile, _):
+            options.hosts, options.hostfile = None, hostfile
+            drive()
+    else:
+        drive()
     return 0
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _HOSTS = {"hosts": "DISTRAIN_HOSTS", "hostfile": "DISTRAIN_HOSTFILE"}
 VARIABLES = {**_HOSTS, "transport": "DISTRAIN_TRANSPORT", "ssh_args": "DISTRAIN_SSH_ARGS"}
 """Options, and the variables that do the same for a fit()."""
-_OTHERS = {"as_ray", "env", "tracker", "target", "arguments", "module"}
+_OTHERS = {"as_ray", "env", "tracker", "target", "arguments", "module", "wait", "gpus", "time", "after", "force", "name"}
 """Further options that have a meaning here."""
 
 
@@ -33,21 +33,26 @@ def is_for_ray(options: argparse.Namespace) -> bool:
     return options.as_ray or (names_script and is_asked_for_as_ray())
 
 
-def driver_of(parser: Parser, options: argparse.Namespace, user_path: Sequence[str]) -> Callable[[], None]:
-    """Return what runs the script as ``python script.py`` does. Raises ValueError or OSError for a wrong option."""
+def driver_of(
+    parser: Parser, options: argparse.Namespace, user_path: Sequence[str], in_copy: Callable[[str], str]
+) -> Callable[[], None]:
+    """Return what runs the script as ``python script.py`` does. Raises ValueError or OSError for a wrong option.
+
+    in_copy: returns where a file is in a copy of the user's code, or its path.
+    """
     if options.target is not None and is_function(options.target):
         raise ValueError(f"--as-ray {options.target}: is a function; name a script, or a module with -m")
     _refuse_others(parser, options)
     for text in options.tracker or ():
         parse_tracker(text)
-    work, variables = work_of(options, user_path), environment_variables(options.env)
+    work, variables = work_of(options, user_path, in_copy), environment_variables(options.env)
 
     def drive() -> None:
         from distrain.as_ray.core import set_variables  # the import activates the stand-in, too
 
         _follow(options)
         set_variables(variables)
-        sys.path[:] = workers_path(work, user_path)
+        sys.path[:] = map(in_copy, workers_path(work, user_path))
         try:
             work.run()
         except BaseException as error:

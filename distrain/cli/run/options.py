@@ -28,7 +28,7 @@ WITHOUT_EFFECT = (
 _SHORT = {"redirects": "-r", "tee": "-t"}
 _INSTEAD = {
     **dict.fromkeys(("n", "np", "nprocs", "num-processes", "num-procs", "workers"), "use --num-workers N"),
-    **dict.fromkeys(("gpus", "num-gpus", "ngpus", "gpus-per-node", "devices"), "use --num-workers N --use-gpu"),
+    **dict.fromkeys(("num-gpus", "ngpus", "gpus-per-node", "devices"), "use --num-workers N --use-gpu"),
     **dict.fromkeys(("nodes", "num-nodes", "num-machines"), "name the hosts with --hosts or --hostfile"),
     "port": "use --env MASTER_PORT=PORT",
     "ssh-key": "use --ssh-args='-i KEY'",
@@ -79,6 +79,7 @@ def make_parser(prog: str = "python -m distrain.launch") -> parsers.Parser:
     _add_placement_options(parser.add_argument_group("hosts and workers").add_argument)
     add_options_of(ShippingConfig, parser.add_argument_group("files for hosts that do not share them").add_argument)
     _add_run_options(parser.add_argument_group("the run"))
+    _add_queue_options(parser.add_argument_group("the queue").add_argument)
     add_options_of(FailureConfig, parser.add_argument_group("failures and time limits").add_argument)
     reported = "checkpoints that are reported with distrain.report()"
     add_options_of(CheckpointConfig, parser.add_argument_group(reported).add_argument)
@@ -131,6 +132,15 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
         "DISTRAIN_TRACKERS)",
     )
     add_options_of(LoggingConfig, add)
+
+
+def _add_queue_options(add: Callable[..., object]) -> None:
+    add("--wait", action="store_true", help="wait in the queue until nobody else uses what the workers need")
+    add("--gpus", type=parsers.number, metavar="N", help="the same as --num-workers N --use-gpu")
+    add("--time", type=parsers.seconds, metavar="TIME", help="how long it takes at most, such as 30m or 2h: a short job "
+        "may go before larger ones")  # fmt: skip
+    add("--after", action="append", default=[], metavar="JOB", help="begin when this job has ended")
+    add("--force", action="store_true", help="use GPUs that jobs of a queue have been given, too")
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:

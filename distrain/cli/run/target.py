@@ -15,18 +15,25 @@ from distrain.worker.job.early_variables import sets_early
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from distrain.api.backend import BackendConfig
 
 
-def work_of(options: argparse.Namespace, user_path: Sequence[str], *, is_needed: bool = True) -> job.Work:
+def work_of(
+    options: argparse.Namespace,
+    user_path: Sequence[str],
+    in_copy: Callable[[str], str] = str,
+    *,
+    is_needed: bool = True,
+) -> job.Work:
     """Return the work that the command line names. Raises ValueError or OSError for a wrong target or config.
 
+    in_copy: returns where a file is in a copy of the user's code, or its path.
     is_needed: False returns some work if the command line names none.
     """
     if options.module is not None:
-        module, places = _module(options), [os.getcwd(), *user_path]
+        module, places = _module(options), [in_copy(path) for path in (os.getcwd(), *user_path)]
         source = _source_of_module(f"{module}.__main__", places) or _source_of_module(module, places)
         return _script(options, source, module=module, argv=options.module[1:])
     backend = _backend(options)
@@ -39,17 +46,18 @@ def work_of(options: argparse.Namespace, user_path: Sequence[str], *, is_needed:
     if options.target in ("python", "python3"):
         raise ValueError(f"leave {options.target} out: name the script, which distrain runs with its own interpreter")
     if is_function(options.target):
-        if (home := options.target.rpartition(":")[0]).endswith(".py"):
-            _existing(home)
+        home, _, function = options.target.rpartition(":")
+        if home.endswith(".py"):
+            home = in_copy(_existing(home))
         return job.TargetWork(
             backend=backend,
-            target=options.target,
+            target=f"{home}:{function}",
             config=_config(options),
             argv=options.arguments,
             launched_in=os.getcwd(),
         )
     _refuse_config(options, "a script")
-    path = _existing(options.target)
+    path = in_copy(_existing(options.target))
     return _script(options, path, path=path, argv=options.arguments, launched_in=os.getcwd())
 
 

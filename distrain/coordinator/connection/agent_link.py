@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distrain import wire
 from distrain.decisions.host_checks import refusal
 from distrain.errors import WireError
+from distrain.hosts.claims import CLAIM
 from distrain.system import process
 from distrain.system.loop import Loop
 from distrain.system.stacks import without_noise
@@ -61,13 +62,19 @@ def agent_argv(transport: Transport, run_ids: str, *arguments: str, flags: Seque
     gpus = transport.host.gpus
     shown = [f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
     hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE", "-u", "DISTRAIN_TRANSPORT"]
-    program = _program(transport, *arguments, flags=flags)
-    return transport.argv(["env", *hidden, f"{process.RUN_IDS}={run_ids}", *shown, *_cache(transport), *program])
+    program = _program(transport, "agent", *arguments, flags=flags)
+    return transport.argv(["env", *hidden, f"{process.RUN_IDS}={run_ids}", *shown, *_settings(transport), *program])
 
 
 def sweeper_argv(transport: Transport, run_id: str, *, flags: Sequence[str] = ()) -> list[str]:
     """Return the command line that kills all processes of a run on the host."""
-    return transport.argv(["env", *_cache(transport), *_program(transport, run_id, "sweep", flags=flags)])
+    return transport.argv(["env", *_settings(transport), *_program(transport, "agent", run_id, "sweep", flags=flags)])
+
+
+def side_argv(transport: Transport, label: str) -> list[str]:
+    """Return the command line that starts the :mod:`~distrain.jobs.side` of a job on the host."""
+    shown = [f"CUDA_VISIBLE_DEVICES={','.join(transport.host.gpus)}"] if transport.host.gpus else []
+    return transport.argv(["env", *shown, *_settings(transport), *_program(transport, "side", label, flags=())])
 
 
 def stream_argv(
@@ -76,22 +83,22 @@ def stream_argv(
     """Return the command line that starts a stream server on a host whose agent has sent ``hello``."""
     python, package = hello["executable"], hello["package"]
     program = process.bootstrap_argv("stream-server", python=[python], package=package, flags=flags)
-    return transport.argv(["env", f"{process.RUN_IDS}={run_ids}", *_cache(transport), *program])
+    return transport.argv(["env", f"{process.RUN_IDS}={run_ids}", *_settings(transport), *program])
 
 
-def _program(transport: Transport, *arguments: str, flags: Sequence[str]) -> list[str]:
+def _program(transport: Transport, program: str, *arguments: str, flags: Sequence[str]) -> list[str]:
     python = transport.host.python or ""
     if transport.ships:
-        return arrival_argv(python, "agent", *arguments, flags=flags)
+        return arrival_argv(python, program, *arguments, flags=flags)
     if python:
-        return process.bootstrap_argv("agent", *arguments, python=[python], package="", flags=flags)
-    return process.bootstrap_argv("agent", *arguments, flags=flags)
+        return process.bootstrap_argv(program, *arguments, python=[python], package="", flags=flags)
+    return process.bootstrap_argv(program, *arguments, flags=flags)
 
 
-def _cache(transport: Transport) -> list[str]:
-    """Return the assignment that moves the host's cache, if the hostfile has one."""
-    folder = transport.host.environment.get("DISTRAIN_CACHE")
-    return [f"DISTRAIN_CACHE={folder}"] if folder else []
+def _settings(transport: Transport) -> list[str]:
+    """Return assignments of the hostfile that are about the agent itself: its cache, and the claims of its job."""
+    given = {CLAIM: os.environ.get(CLAIM), **transport.host.environment}
+    return [f"{name}={value}" for name in ("DISTRAIN_CACHE", CLAIM) if (value := given.get(name))]
 
 
 def _ignore(*arguments: object) -> None:

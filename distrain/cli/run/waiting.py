@@ -1,0 +1,123 @@
+"""``distrain run --wait``: wait in the queue, then train on what the job gets. Runs in: coordinator, which is the waiter."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from platform import node
+from typing import TYPE_CHECKING
+
+from distrain.api.config import RunConfig, ScalingConfig
+from distrain.api.observer import Fact, Observer, RunBegan
+from distrain.coordinator.connection.choice import transports_for
+from distrain.coordinator.run.errors import exit_code_of
+from distrain.errors import ResourcesError
+from distrain.hosts.hostfile import as_line
+from distrain.jobs.desk import Ticket
+from distrain.jobs.waiter import Waiter, open_desk
+from distrain.storage.runs.listing import folders_in, storage_at
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+
+    from distrain.hosts.hostfile import HostSpec
+
+HOW = {0: "finished", 130: "cancelled", 143: "stopped", 129: "stopped"}
+"""How a job has ended, by exit code; others have failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job that ``distrain submit`` has made. token: of its ticket. code: the directory with the copy of its code."""
+
+    token: str = ""
+    code: str = ""
+
+    def in_copy(self, path: str) -> str:
+        """Return where a file or directory is in the copy of the code; the path itself if it is not there."""
+        copy = f"{self.code}{os.path.abspath(path)}"
+        return copy if self.code and os.path.exists(copy) else path
+
+
+class _Beginning(Observer):
+    """It notes the run directory in the ticket."""
+
+    hears = (RunBegan,)
+
+    def __init__(self, waiter: Waiter) -> None:
+        self._waiter = waiter
+
+    def hear(self, fact: Fact) -> None:
+        assert isinstance(fact, RunBegan)
+        self._waiter.began(fact.location)
+
+
+def take_gpus(options: argparse.Namespace) -> None:
+    """Read ``--gpus N`` as a number of workers with a GPU each. Raise ValueError if another number is given, too."""
+    if options.gpus:
+        if options.num_workers or options.nproc_per_node:
+            raise ValueError("--gpus N stands for --num-workers N --use-gpu; drop one of the two")
+        options.num_workers, options.use_gpu = str(options.gpus), True
+
+
+def ticket_for(options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: ScalingConfig) -> Ticket:
+    """Return the ticket of a job. Raise ResourcesError for what no queue can share out."""
+    if scaling.gpus_per_worker != int(scaling.gpus_per_worker):
+        raise ResourcesError("the queue gives whole GPUs: ask for a whole number for each worker, or do not wait")
+    return Ticket(
+        name=options.name or "",
+        kind="gpu" if scaling.use_gpu else "slot",
+        workers=scaling.max_workers,
+        each=max(1, int(scaling.gpus_per_worker)),
+        hosts={key_of(host): host.slots for host in hosts},
+        expected_s=options.time,
+        after=options.after,
+        command=shlex.join(["distrain", *sys.argv[1:]]),
+    )
+
+
+def key_of(host: HostSpec) -> str:
+    """Return the name by which all users of a queue know a host."""
+    return node() if host.is_local else host.name
+
+
+def enter_queue(
+    options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: ScalingConfig, stem: str, token: str
+) -> Waiter:
+    """Put a job into the queue. Raise StorageError or LaunchError if that is not possible, ResourcesError."""
+    taken = folders_in(storage_at(options.storage_path), may_be_missing=True)
+    ticket = replace(ticket_for(options, hosts, scaling), token=token)
+    waiter = Waiter(open_desk(), ticket, dict(zip(ticket.hosts, transports_for(hosts, scaling, os.environ, RunConfig()))))
+    waiter.enter(stem, taken)
+    return waiter
+
+
+@contextmanager
+def in_queue(
+    options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: ScalingConfig, stem: str, job: Job
+) -> Iterator[tuple[str, str, Observer]]:
+    """Wait in the queue. Give the name of the job, a hostfile of what it gets, and an observer of its run.
+
+    Raises StorageError, LaunchError or ResourcesError if it cannot wait, KeyboardInterrupt if it is cancelled.
+    """
+    waiter = enter_queue(options, hosts, scaling, stem, job.token or uuid.uuid4().hex)
+    error: BaseException | None = None
+    try:
+        lines = [as_line(host) for host in waiter.wait()]
+        with tempfile.TemporaryDirectory(prefix="distrain-job-") as folder:
+            file = Path(folder, "hostfile")
+            file.write_text("\n".join(lines))
+            yield waiter.ticket.name, str(file), _Beginning(waiter)
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        how = "cancelled" if waiter.is_cancelled else HOW.get(exit_code_of(error), "failed")
+        waiter.end(how)

@@ -1,0 +1,140 @@
+"""Whose turn it is in a queue: fair share by user over the last day, then first come; and small jobs in between.
+
+A job that finds too few free units reserves the ones that it will get: those that are free soonest. A later job may
+take a reserved unit only if it ends before, by what its user says it takes. So a small job may go first, but delays no
+bigger one. This is conservative backfilling (Mu'alem and Feitelson, "Utilization, Predictability, Workloads, and User
+Runtime Estimates", 2001). A running job of unknown length may end at any moment: what it has counts as free right now
+for reservations, and a job of unknown length never gets what is reserved.
+
+Pure: no I/O, no clock. Runs in: waiter, commands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distrain.jobs.desk import DAY_S
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from distrain.jobs.desk import Ticket
+
+Units = dict[str, list[str]]
+"""Names of GPUs or slots, by host."""
+
+
+@dataclass(slots=True)
+class _Unit:
+    """A GPU or a slot. free_at: 0 if it is free. reserved_at: from when on a waiting job has it."""
+
+    host: str
+    name: str
+    free_at: float = 0.0
+    reserved_at: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a waiting job gets now, or why it waits, and when it will begin (None if unknown)."""
+
+    units: Units | None
+    why: str = ""
+    begins: float | None = None
+
+
+def used_by(tickets: Iterable[Ticket], now: float) -> Counter[str]:
+    """Return the seconds that the users have used units in the last day, times the number of units."""
+    used = Counter[str]()
+    for one in tickets:
+        if one.began:
+            until = now if one.is_active else one.ended or one.began
+            used[one.user] += one.size * max(0.0, until - max(one.began, now - DAY_S))  # type: ignore[assignment]
+    return used
+
+
+def turns(
+    tickets: Collection[Ticket], kind: str, users: Mapping[str, Mapping[str, str]], now: float
+) -> dict[str, Turn]:
+    """Decide about all waiting jobs that need units of a kind. Return what each gets, by name, in their order.
+
+    users: by host, who uses each of its units; empty for nobody.
+    """
+    alike = [one for one in tickets if one.kind == kind]
+    units, used = _units(alike, users, now), used_by(alike, now)
+    waiting = [one for one in alike if one.state == "waiting" and one.is_active]
+    found = {}
+    for one in sorted(waiting, key=lambda one: (used[one.user], one.submitted, one.name)):
+        unfinished = [name for name in one.after if _is_unfinished(name, tickets)]
+        if unfinished:
+            found[one.name] = Turn(None, f"it comes after {', '.join(unfinished)}")
+        else:
+            found[one.name] = _turn(one, units, now)
+    return found
+
+
+def _is_unfinished(name: str, tickets: Iterable[Ticket]) -> bool:
+    return any(one.name == name and one.is_active for one in tickets)
+
+
+def _units(tickets: Iterable[Ticket], users: Mapping[str, Mapping[str, str]], now: float) -> list[_Unit]:
+    """Return all units, with the moments at which they will be free."""
+    ends: dict[tuple[str, str], float] = {}
+    for one in tickets:
+        if one.state == "running" and one.is_active:
+            end = max(now, one.began + one.expected_s) if one.expected_s else now
+            ends |= {(host, name): end for host, names in one.units.items() for name in names}
+    return [
+        _Unit(host, name, ends.get((host, name), math.inf if user else 0.0))
+        for host, found in users.items()
+        for name, user in found.items()
+    ]
+
+
+def _turn(job: Ticket, units: Sequence[_Unit], now: float) -> Turn:
+    end = now + job.expected_s if job.expected_s else math.inf
+    free = [unit for unit in units if unit.free_at == 0.0]
+    usable = sorted((unit for unit in free if end <= unit.reserved_at), key=lambda unit: -unit.reserved_at)
+    if (found := _fit(job, usable)) is not None:
+        for unit in found:
+            unit.free_at = max(now, end) if math.isfinite(end) else now
+        return Turn(_by_host(found))
+    unreserved = [unit for unit in units if math.isinf(unit.reserved_at)]
+    for moment in sorted({max(unit.free_at, now) for unit in unreserved if math.isfinite(unit.free_at)}):
+        soon = sorted((unit for unit in unreserved if unit.free_at <= moment), key=lambda unit: -unit.free_at)
+        if (found := _fit(job, soon)) is not None:
+            for unit in found:
+                unit.reserved_at = moment
+            return Turn(None, _shortage(job, free), moment if moment > now else None)
+    return Turn(None, _shortage(job, free))
+
+
+def _fit(job: Ticket, units: Sequence[_Unit]) -> list[_Unit] | None:
+    """Choose units for a job, from the front of each host's. Return None if there are too few.
+
+    One host for all workers is better than several, and the fullest one of these. With several, those that take most.
+    """
+    by_host = {host: [unit for unit in units if unit.host == host] for host in job.hosts}
+    rooms = {host: len(found) // job.each for host, found in by_host.items()}
+    for host, most in job.hosts.items():
+        rooms[host] = min(rooms[host], job.workers if most is None else most)
+    alone = [host for host, room in rooms.items() if room >= job.workers]
+    order = [min(alone, key=lambda host: len(by_host[host]))] if alone else sorted(rooms, key=lambda host: -rooms[host])
+    found: list[_Unit] = []
+    for host in order:
+        workers = min(rooms[host], job.workers - len(found) // job.each)
+        found += by_host[host][: workers * job.each]
+    return found if len(found) == job.size else None
+
+
+def _by_host(units: Collection[_Unit]) -> Units:
+    return {host: [unit.name for unit in units if unit.host == host] for host in dict.fromkeys(one.host for one in units)}
+
+
+def _shortage(job: Ticket, free: Collection[_Unit]) -> str:
+    here = sum(unit.host in job.hosts for unit in free)
+    kind = "GPUs" if job.kind == "gpu" else "slots"
+    return f"{here} of {job.size} {kind} are free"
