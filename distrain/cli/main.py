@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-LAUNCHING = ("run", "check", "drill")
-TRIAL = "drill-trial"
-"""Started by ``distrain drill``, not by users."""
+LAUNCHING = ("run", "submit", "check", "drill")
+TRIAL, JOB = "drill-trial", "job"
+"""Started by ``distrain drill`` and ``submit``, not by users."""
 _MODULES = {
     "listing": ("ls", "board"),
     "showing": ("show", "page", "compare"),
@@ -30,6 +30,7 @@ _MODULES = {
     "continuing": ("resume", "note", "clean"),
     "debugging": ("debug",),
     "explaining": ("explain",),
+    "queueing": ("queue", "gpus", "cancel"),
 }
 """The modules of this package, and the commands in each."""
 COMMANDS = {command: module for module, commands in _MODULES.items() for command in commands}
@@ -74,6 +75,10 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
         from distrain.cli.run.command import run_command
 
         return run_command(["--check", *rest] if command == "check" else rest, user_path, prog=f"distrain {command}")
+    if command in ("submit", JOB):
+        from distrain.cli.submitting import run_job, run_submit
+
+        return _run(command, partial(run_job, rest[0]) if command == JOB else partial(run_submit, rest, user_path))
     if command == "drill":
         from distrain.cli.drilling import run_drill
 

@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
-from distrain.storage.runs.listing import Run, find_run, storage_at
+from distrain.storage.runs.listing import NoSuchRun, Run, find_run, storage_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +21,8 @@ _DEFAULT = "(default: DISTRAIN_STORAGE_PATH, else ~/distrain_results)"
 _OF_STORAGE = {"board": "the storage path, or a run", "clean": "the storage path", "ls": "the storage path, or a run"}
 """The commands for the runs of a storage path. Others are for one run."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_WITHOUT_RUN = ("drill", "explain")
-_WITH_JSON = ("compare", "drill", "ls", "show", "stacks", "stop")
+_WITHOUT_RUN = ("cancel", "drill", "explain", "gpus", "queue")
+_WITH_JSON = ("compare", "drill", "gpus", "ls", "queue", "show", "stacks", "stop")
 
 
 class Parser(argparse.ArgumentParser):
@@ -92,5 +92,13 @@ def storage_of(options: argparse.Namespace) -> Path | RemotePath:
 
 
 def run_of(options: argparse.Namespace) -> Run:
-    """Return the run that the options name. Raises WrongArgument or OSError."""
-    return find_run(options.run, storage_of(options))
+    """Return the run that the options name, or that of a job. Raises WrongArgument or OSError."""
+    try:
+        return find_run(options.run, storage_of(options))
+    except NoSuchRun:
+        from distrain.cli.queueing import run_of_job
+
+        waits = bool(getattr(options, "follow", False))
+        if options.storage_path is None and (run := run_of_job(options.run, waits=waits)) is not None:
+            return run
+        raise

@@ -15,9 +15,9 @@ import os
 import platform
 import re
 import sys
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from distrain.errors import StorageError
 from distrain.storage.files import write_atomically
@@ -27,6 +27,8 @@ from distrain.system.locks import lock
 SILENCE_S = 12.0
 """Seconds after which the ticket of a silent waiter counts for nothing."""
 DAY_S = 86400.0
+LOGIN = "DISTRAIN_LOGIN"
+"""Environment variable of a job that was sent to another host: the name of that host for ssh."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _LOCK = ".lock"
 _CANCEL = ".cancel"
@@ -41,7 +43,8 @@ class Ticket:
     hosts: those that it may use, each with its most workers (None: any number).
     expected_s: how long it takes, as its user says; None if unknown. after: jobs that have to end before.
     command: how it was submitted. host: the machine of its waiter, and later of its coordinator; login: for ssh to it.
-    state: ``waiting``, ``running`` or ``ended``. how: it has ended. why: it still waits. begins: when that will end, if that is known.
+    state: ``waiting``, ``running`` or ``ended``. how: it has ended. why: it still waits. begins: when that will end, if
+        that is known.
     units: what it has: names of GPUs or slots, by host.
     looks: by host: what this waiter has seen there (:meth:`~distrain.jobs.side.Side.look`), and when (``at``).
     run: its run directory. token: tells it from others of the same name.
@@ -58,7 +61,7 @@ class Ticket:
     after: list[str] = field(default_factory=list)
     command: str = ""
     host: str = field(default_factory=platform.node)
-    login: str = ""
+    login: str = field(default_factory=lambda: os.environ.get(LOGIN, ""))
     python: str = sys.executable
     state: Literal["waiting", "running", "ended"] = "waiting"
     how: str = ""

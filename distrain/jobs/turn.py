@@ -131,7 +131,9 @@ def _fit(job: Ticket, units: Sequence[_Unit]) -> list[_Unit] | None:
 
 
 def _by_host(units: Collection[_Unit]) -> Units:
-    return {host: [unit.name for unit in units if unit.host == host] for host in dict.fromkeys(one.host for one in units)}
+    return {
+        host: [unit.name for unit in units if unit.host == host] for host in dict.fromkeys(one.host for one in units)
+    }
 
 
 def _shortage(job: Ticket, free: Collection[_Unit]) -> str:

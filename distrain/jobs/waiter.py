@@ -1,4 +1,4 @@
-"""A job's place in the queue: from its ticket to the units that it gets, and until its run has ended. Runs in: waiter."""
+"""A job in the queue: from its ticket to the units that it gets, and to the end of its run. Runs in: waiter."""
 
 from __future__ import annotations
 
@@ -68,6 +68,11 @@ def open_desk() -> Desk | FarDesk:
         (spec,) = parse_hosts(host, QUEUE)
         return FarDesk(partial(Far, by_ssh(spec), "queue"), f"/{folder}")
     return Desk(given)
+
+
+def has_queue() -> bool:
+    """Tell if this user has a queue; :func:`open_desk` would make one."""
+    return bool(os.environ.get(QUEUE)) or (state_folder() / "queue").is_dir()
 
 
 def state_folder() -> Path:
@@ -240,14 +245,20 @@ class Waiter:
         """Raise ResourcesError if all hosts have answered, and have too few units in all."""
         looks = [self.ticket.looks.get(host, {"problem": "it was not asked"}) for host in self.ticket.hosts]
         if not any("problem" in look for look in looks):
-            rooms = zip(self.ticket.hosts.values(), (len(look["users"]) // self.ticket.each for look in looks), strict=True)
+            rooms = zip(
+                self.ticket.hosts.values(), (len(look["users"]) // self.ticket.each for look in looks), strict=True
+            )
             most = sum(room if limit is None else min(room, limit) for limit, room in rooms)
             if most < self.ticket.workers:
-                raise ResourcesError(f"{self.ticket.name} needs {self.ticket.workers} workers, and {most} fit on its hosts")
+                raise ResourcesError(
+                    f"{self.ticket.name} needs {self.ticket.workers} workers, and {most} fit on its hosts"
+                )
 
     def _claim(self, units: Units) -> bool:
         """Claim the units on all hosts, or on none."""
-        taken = all(name in self._links and self._links[name].ask("claim", names=names) for name, names in units.items())
+        taken = all(
+            name in self._links and self._links[name].ask("claim", names=names) for name, names in units.items()
+        )
         if not taken:
             self._close_links()
         return taken

@@ -23,7 +23,20 @@ if TYPE_CHECKING:
 _HOSTS = {"hosts": "DISTRAIN_HOSTS", "hostfile": "DISTRAIN_HOSTFILE"}
 VARIABLES = {**_HOSTS, "transport": "DISTRAIN_TRANSPORT", "ssh_args": "DISTRAIN_SSH_ARGS"}
 """Options, and the variables that do the same for a fit()."""
-_OTHERS = {"as_ray", "env", "tracker", "target", "arguments", "module", "wait", "gpus", "time", "after", "force", "name"}
+_OTHERS = {
+    "as_ray",
+    "env",
+    "tracker",
+    "target",
+    "arguments",
+    "module",
+    "wait",
+    "gpus",
+    "time",
+    "after",
+    "force",
+    "name",
+}
 """Further options that have a meaning here."""
 
 

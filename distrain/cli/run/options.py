@@ -72,14 +72,15 @@ def is_function(target: str) -> bool:
 
 def make_parser(prog: str = "python -m distrain.launch") -> parsers.Parser:
     """Make the parser of the command line. ``tests/cli/launch_help.txt`` holds its ``--help``."""
-    parser = parsers.make_parser("run")
+    submits = prog.endswith(" submit")
+    parser = parsers.make_parser("submit" if submits else "run")
     parser.prog = prog
     parser.epilog = str(parser.epilog).replace("python -m distrain.launch", prog.replace(" check", " run"))
     parser.add_argument("--version", action="version", version=f"distrain {__version__}")
     _add_placement_options(parser.add_argument_group("hosts and workers").add_argument)
     add_options_of(ShippingConfig, parser.add_argument_group("files for hosts that do not share them").add_argument)
     _add_run_options(parser.add_argument_group("the run"))
-    _add_queue_options(parser.add_argument_group("the queue").add_argument)
+    _add_queue_options(parser.add_argument_group("the queue").add_argument, submits=submits)
     add_options_of(FailureConfig, parser.add_argument_group("failures and time limits").add_argument)
     reported = "checkpoints that are reported with distrain.report()"
     add_options_of(CheckpointConfig, parser.add_argument_group(reported).add_argument)
@@ -134,11 +135,15 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
     add_options_of(LoggingConfig, add)
 
 
-def _add_queue_options(add: Callable[..., object]) -> None:
-    add("--wait", action="store_true", help="wait in the queue until nobody else uses what the workers need")
+def _add_queue_options(add: Callable[..., object], *, submits: bool) -> None:
+    if submits:
+        add("--on-host", metavar="HOST", help="submit on this host: the job needs this machine no more")
+        add("--resume", action="store_true", help="continue the job after a reboot; alone: all that have not ended")
+    wait = "wait in the queue until nobody else uses what the workers need"
+    add("--wait", action="store_true", default=submits, help=argparse.SUPPRESS if submits else wait)
     add("--gpus", type=parsers.number, metavar="N", help="the same as --num-workers N --use-gpu")
-    add("--time", type=parsers.seconds, metavar="TIME", help="how long it takes at most, such as 30m or 2h: a short job "
-        "may go before larger ones")  # fmt: skip
+    time = "how long it takes at most, such as 30m or 2h: a short job may go before larger ones"
+    add("--time", type=parsers.seconds, metavar="TIME", help=time)
     add("--after", action="append", default=[], metavar="JOB", help="begin when this job has ended")
     add("--force", action="store_true", help="use GPUs that jobs of a queue have been given, too")
 

@@ -1,4 +1,4 @@
-"""``distrain run --wait``: wait in the queue, then train on what the job gets. Runs in: coordinator, which is the waiter."""
+"""``distrain run --wait``: wait in the queue, then train on what the job gets. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def enter_queue(
     """Put a job into the queue. Raise StorageError or LaunchError if that is not possible, ResourcesError."""
     taken = folders_in(storage_at(options.storage_path), may_be_missing=True)
     ticket = replace(ticket_for(options, hosts, scaling), token=token)
-    waiter = Waiter(open_desk(), ticket, dict(zip(ticket.hosts, transports_for(hosts, scaling, os.environ, RunConfig()))))
+    transports = transports_for(hosts, scaling, os.environ, RunConfig())
+    waiter = Waiter(open_desk(), ticket, dict(zip(ticket.hosts, transports, strict=True)))
     waiter.enter(stem, taken)
     return waiter
 
