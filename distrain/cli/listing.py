@@ -42,7 +42,7 @@ def run_ls(options: argparse.Namespace) -> int:
     for path in options.more:
         runs += list_runs(storage_at(path))
     if options.path is None:
-        runs += jobs_elsewhere({run.path for run in runs})
+        runs += jobs_elsewhere(storage, {run.path for run in runs})
     runs = [run for run in runs if options.tag in (None, *run.notes.tags)]
     best = _best(runs, options.sort) if options.sort else {}
     places = {path: place for place, path in enumerate(best)}

@@ -25,10 +25,12 @@ from distrain.system.text import count, duration
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Collection
+    from pathlib import Path
 
     from distrain.cli import parsers
     from distrain.coordinator.connection.transport import Transport
     from distrain.jobs.desk import Ticket
+    from distrain.system.remote_path import RemotePath
 
 _POLL_S = 0.5
 _PATIENCE_S = 120.0
@@ -160,19 +162,19 @@ def _look(transport: Transport) -> dict[str, Any]:
 # -- the runs of jobs ------------------------------------------------------------------------------------------------
 
 
-def jobs_elsewhere(known: Collection[str]) -> list[Run]:
-    """Return the jobs that wait, or whose run directory is none of the known ones, as runs."""
+def jobs_elsewhere(storage: Path | RemotePath, known: Collection[str]) -> list[Run]:
+    """Return the jobs that wait, or whose run directory is none of the known ones, as runs of a storage path."""
     if not has_queue():
         return []
     active = [one for one in tickets_in(open_desk()).values() if one.is_active and one.run not in known]
-    return [_as_run(one) for one in active]
+    return [_as_run(one, storage) for one in active]
 
 
-def _as_run(job: Ticket) -> Run:
+def _as_run(job: Ticket, storage: Path | RemotePath) -> Run:
     ranks = {host: list(range(len(names) // job.each)) for host, names in job.units.items()}
-    attempt = {"attempt": 0, "started": job.began, "hosts": ranks}
-    manifest = {"started": job.submitted, "script": job.command.split()[-1], "attempts": [attempt] if ranks else []}
-    return Run(job.name, f"{job.host}:{job.run or job.name}", job.state, manifest=manifest)
+    attempts = [{"attempt": 0, "started": job.began, "hosts": ranks}] if ranks else []
+    manifest = {"started": job.submitted, "attempts": attempts}
+    return Run(job.name, str(storage / job.name), job.state, job.why, manifest)
 
 
 def run_of_job(given: str, *, waits: bool) -> Run | None:
@@ -195,4 +197,4 @@ def run_of_job(given: str, *, waits: bool) -> Run | None:
         return run_at(locate(job.run))
     words = [job.python, "-m", "distrain", *(job.run if word == given else word for word in sys.argv[1:])]
     terminal = ["-t"] if sys.stdout.isatty() else []
-    os.execvp("ssh", ["ssh", *terminal, "--", job.login or job.host, shlex.join(words)])  # noqa: S606, S607
+    return os.execvp("ssh", ["ssh", *terminal, "--", job.login or job.host, shlex.join(words)])  # noqa: S606, S607
