@@ -26,6 +26,8 @@ from distrain.trackers.logging import numbers_in
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+__all__ = ["Prometheus"]
+
 METRICS = {
     "run_info": "The run: its id and directory, and the host of the process that called fit().",
     "run_state": "1 for the state of the run, 0 for the others.",

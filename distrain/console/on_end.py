@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from typing import TYPE_CHECKING
 
 from distrain.api.observer import Ended, Fact, RunBegan
@@ -43,8 +44,10 @@ class OnEnd:
                 VARIABLE: "",  # else the end of a run that the command starts would start it again
             }
             run_shell(self._command, f"{summary}\n", os.environ | about, _LIMIT_S)
+        except subprocess.TimeoutExpired:
+            warn(f"on_end: the command was killed after {_LIMIT_S:g} s: {self._command}")
         except KeyboardInterrupt:
-            warn("Ctrl-C has ended the command of on_end")
+            warn("on_end: Ctrl-C has ended the command")
         except Exception as error:
             warn(f"on_end: {error}")
 
