@@ -29,7 +29,8 @@ ROOT = Path(distrain.__file__).parent
 LAYERS = [
     "errors", "system", "wire", "hosts", "storage", "data", "api", "transfer", "decisions", "worker", "session",
     "collective", "agent", "coordinator", "trackers", "console", "page", "torch", "tensorflow", "jax", "lightgbm",
-    "xgboost", "lightning", "huggingface", "as_ray", "drilling", "board", "cli", "launch", "pytest_plugin", "__main__",
+    "xgboost", "lightning", "huggingface", "prometheus", "as_ray", "drilling", "board", "cli", "launch",
+    "pytest_plugin", "__main__",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""
 
@@ -47,12 +48,12 @@ MOST_ROOMS = 16
 MOST_LEVELS = 9
 FOR_USERS = {
     "errors", "session", "collective", "torch", "tensorflow", "jax", "lightgbm", "xgboost", "lightning", "huggingface",
-    "drilling", "board", "launch", "pytest_plugin", "__main__",
+    "prometheus", "drilling", "board", "launch", "pytest_plugin", "__main__",
 }  # fmt: skip
 """Names at the top level that users import, or start: they are no rooms."""
 NAMED_ABOVE = {
     "api.tracker": {"trackers"},
-    "coordinator.observers": {"console.choice", "page.at_end", "trackers.observer"},
+    "coordinator.observers": {"console.choice", "console.on_end", "page.at_end", "trackers.observer"},
     "data.iterator": {"torch.batches", "tensorflow.data"},
     "storage.runs.details": {"launch"},
     "system.process": {
