@@ -200,10 +200,9 @@ class _Found:
                 self.add(f"{name}.{key}", one, depth + 1)
 
     def _add_module(self, name: str, module: nn.Module) -> None:
-        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-        replaces = isinstance(module, nn.parallel.DistributedDataParallel) and module.broadcast_buffers
-        if replaces and torch.distributed.get_rank(module.process_group):  # type: ignore[arg-type]
-            buffers = {}  # as forward() is about to copy those of rank 0
+        parameters = dict(module.named_parameters())
+        replaced = {id(each) for one in module.modules() if _takes_buffers(one) for each in one.buffers()}
+        buffers = {key: one for key, one in module.named_buffers() if id(one) not in replaced}
         self._seen |= {id(one) for one in module.modules()}
         if any(id(one) in self._trained for one in parameters.values()):
             self.names += [(key.removeprefix("module."), id(one)) for key, one in parameters.items()]
@@ -227,6 +226,12 @@ def _place(tensor: torch.Tensor) -> int:
     """Return the address of the numbers, or of this rank's part of them."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local.data_ptr()
+
+
+def _takes_buffers(module: nn.Module) -> bool:
+    """Return whether forward() of a module is about to copy the buffers of another rank to this one."""
+    copies = isinstance(module, nn.parallel.DistributedDataParallel) and module.broadcast_buffers
+    return copies and torch.distributed.get_rank(module.process_group) > 0  # type: ignore[arg-type]
 
 
 def _is_users(value: object) -> bool:
