@@ -5,15 +5,19 @@ A normal run takes a sample; ``scripts/test --all`` runs them all.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import xml.etree.ElementTree as Tree
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
+from distrain.drilling import isolation
+from tests.conftest import wait_until
 from tests.drill.cases import EXAMPLES, Case, drill, words
 from tests.drill.ranks.cases import BAD, GOOD, REMARKS, Script
 from tests.drill.rebuilt.cases import REBUILT
@@ -156,6 +160,26 @@ def test_buffers_that_ddp_replaces_are_no_cause_even_if_it_is_a_part_of_another_
     command = (*words(("torchrun", "--standalone", "--nproc-per-node", "2")), "train.py")
     seen = drill(Case(("--only", "all", "--", *command)), tmp_path)
     assert seen.causes == {"optimizer"}, seen.output
+
+
+def test_ranks_die_with_a_drill_that_is_killed(tmp_path: Path) -> None:
+    """The launcher has left one of them alone, as torchrun does if it is killed."""
+    launcher = "(sleep 600 & echo $! > {drill}/orphan); sleep 600 & echo $! > {drill}/rank; wait"
+    command = [sys.executable, "-m", "distrain", "drill", "--", "sh", "-c", launcher]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as drilling:
+        assert drilling.stdout is not None
+        folder = Path(drilling.stdout.readline().rpartition(" ")[2].strip())
+        files = [folder / "undisturbed-1/files" / name for name in ("orphan", "rank")]
+        wait_until(lambda: all(file.exists() and file.read_text() for file in files), what="the command has started")
+        processes = [psutil.Process(int(file.read_text())) for file in files]
+        drilling.kill()
+    try:
+        wait_until(lambda: not any(process.is_running() for process in processes), what="they are dead", timeout_s=10)
+    finally:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        isolation.remove(folder)
 
 
 def test_bad_commands_are_explained(tmp_path: Path) -> None:
