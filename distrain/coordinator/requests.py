@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
+import sys
 import weakref
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from distrain.system.loop import Loop
 
 STACKS, STOP, DEBUG, TYPED, PROFILE, ATTACH = "stacks", "stop", "debug", "typed", "profile", "attach"
-_CREDENTIALS = struct.Struct("3i")
 REQUEST_TIMEOUT_S = 10.0
 """Seconds that :func:`ask` waits for a run to answer."""
 
@@ -127,8 +126,8 @@ def connect(paths: RunPaths) -> Channel:
 def belongs_to_me(run: Channel) -> bool:
     """Return whether the process at the other end is one of this user."""
     with socket.socket(fileno=os.dup(run.read_fd)) as connection:
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(credentials)[1] == os.getuid())
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # pid, uid, gid
+    return int.from_bytes(credentials[4:8], sys.byteorder) == os.getuid()
 
 
 def ask(run: Channel, what: str, *, rank: int = 0, **fields: Any) -> str:
