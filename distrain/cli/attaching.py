@@ -55,6 +55,8 @@ def run_attach(options: argparse.Namespace) -> int:
         echo("distrain: detached, because this process read too slowly; the run continues", sys.stderr)
     elif run.state != FINISHED and (error := Result.from_path(run.path).error):
         show_error(error)
+    elif not is_over:
+        echo(f"distrain: {run.name} has {run.state}; this process read too slowly to show its end", sys.stderr)
     code = run.manifest.get("exit_code")
     return code if isinstance(code, int) else 1
 
