@@ -91,14 +91,16 @@ def storage_of(options: argparse.Namespace) -> Path | RemotePath:
     return storage_at(options.path if "path" in options else options.storage_path)
 
 
-def run_of(options: argparse.Namespace) -> Run:
-    """Return the run that the options name, or that of a job. Raises WrongArgument or OSError."""
+def run_of(options: argparse.Namespace, *, waits: bool = False) -> Run:
+    """Return the run that the options name, or that of a job. Raises WrongArgument or OSError.
+
+    waits: for a job that has not begun.
+    """
     try:
         return find_run(options.run, storage_of(options))
     except NoSuchRun:
         from distrain.cli.queueing import run_of_job
 
-        waits = bool(getattr(options, "follow", False))
         if options.storage_path is None and (run := run_of_job(options.run, waits=waits)) is not None:
             return run
         raise

@@ -189,7 +189,7 @@ def run_of_job(given: str, *, waits: bool) -> Run | None:
         if job.why != said:
             echo(f"{job.name} waits: {job.why}")
         said = job.why
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_S)  # once more after its beginning: a moment later, it takes requests
         job = tickets_in(desk).get(given, job)
     if not job.run:
         raise NoSuchRun(f"{job.name} is {state_of(job)}{f': {job.why}' if job.why else ''}")

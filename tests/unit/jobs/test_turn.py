@@ -36,7 +36,8 @@ class Play:
     @property
     def users(self) -> dict[str, dict[str, str]]:
         return {
-            host: {f"GPU-{n}": self._holder(host, f"GPU-{n}") for n in range(count)} for host, count in self.hosts.items()
+            host: {f"GPU-{n}": self._holder(host, f"GPU-{n}") for n in range(count)}
+            for host, count in self.hosts.items()
         }
 
     def _holder(self, host: str, name: str) -> str:
