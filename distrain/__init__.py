@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imp
     from distrain.errors import StorageError as StorageError
     from distrain.errors import TrainingFailedError as TrainingFailedError
     from distrain.errors import WorkerGroupError as WorkerGroupError
+    from distrain.prometheus import Prometheus as Prometheus
     from distrain.session import get_all_reported_checkpoints as get_all_reported_checkpoints
     from distrain.session import get_checkpoint as get_checkpoint
     from distrain.session import get_context as get_context

@@ -29,8 +29,8 @@ ROOT = Path(distrain.__file__).parent
 LAYERS = [
     "errors", "system", "wire", "hosts", "storage", "data", "api", "transfer", "decisions", "worker", "session",
     "collective", "agent", "coordinator", "jobs", "trackers", "console", "page", "torch", "tensorflow", "jax",
-    "lightgbm", "xgboost", "lightning", "huggingface", "as_ray", "drilling", "board", "cli", "launch", "pytest_plugin",
-    "__main__",
+    "lightgbm", "xgboost", "lightning", "huggingface", "prometheus", "as_ray", "drilling", "board", "cli", "launch",
+    "pytest_plugin", "__main__",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""
 
@@ -50,12 +50,12 @@ MOST_LEVELS = 10
 """The queue is one of its own: above the coordinator, by whose connections it asks hosts, and below the commands."""
 FOR_USERS = {
     "errors", "session", "collective", "torch", "tensorflow", "jax", "lightgbm", "xgboost", "lightning", "huggingface",
-    "drilling", "board", "launch", "pytest_plugin", "__main__",
+    "prometheus", "drilling", "board", "launch", "pytest_plugin", "__main__",
 }  # fmt: skip
 """Names at the top level that users import, or start: they are no rooms."""
 NAMED_ABOVE = {
     "api.tracker": {"trackers"},
-    "coordinator.observers": {"console.choice", "page.at_end", "trackers.observer"},
+    "coordinator.observers": {"console.choice", "console.on_end", "page.at_end", "trackers.observer"},
     "data.iterator": {"torch.batches", "tensorflow.data"},
     "storage.runs.details": {"launch"},
     "system.process": {

@@ -555,6 +555,8 @@ class RunConfig:
     checkpoint_config: see :class:`~distrain.CheckpointConfig`.
     logging_config: see :class:`~distrain.LoggingConfig`.
     shipping_config: see :class:`~distrain.ShippingConfig`.
+    on_end: a shell command that runs when the run ends, however it ends; by default the one in the environment variable
+        DISTRAIN_ON_END. See docs/observers.md.
     progress: how the console shows the progress: ``"live"``, a footer on a terminal, or a block in a notebook;
         ``"plain"``, a line every 30 seconds; ``"off"``, not at all; ``"auto"``, live where that is possible.
     debug_rank: rank on which breakpoint() and an exception of train_func open pdb; on other ranks breakpoint() does
@@ -580,6 +582,7 @@ class RunConfig:
     callbacks: Sequence[UserCallback | Observer] | None = field(default_factory=tuple)
     trackers: Sequence[Tracker | str] | None = None
     debug_rank: int | None = None
+    on_end: str | None = None
 
     def __post_init__(self) -> None:
         for one in fields(self):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain.page.reports import DAMAGE, Reports
+from distrain.page.reports import DAMAGE, Reports, beginnings
 from distrain.storage import names
 from distrain.storage.lines import MOST_OF_LINES, Tail, read_events, read_metrics
 from distrain.storage.runs.details import hang_of, hangs_in
@@ -67,7 +67,7 @@ class WatchedRun:
         self._stamp, self.run = stamp, run_at(before.path)
         sizes = {name: (_stamp(f"{before.path}/{name}") or (0, 0))[1] for name in self._tails}
         has_lost_lines = any(size < self._tails[name].position for name, size in sizes.items())
-        if has_lost_lines or _beginnings(self.run) != _beginnings(before):  # a restart repeats reports
+        if has_lost_lines or beginnings(self.run) != beginnings(before):  # a restart repeats reports
             self._begin()
         self.unread = sum(sizes.values()) - self._done
         return self.run != before
@@ -217,11 +217,6 @@ class Board:
             if one.version > since or name in detailed
         ]
         return {"version": self.version, "now": time.time(), "runs": list(shown), "rows": rows}
-
-
-def _beginnings(run: Run) -> tuple[object, list[tuple[object, bool]]]:
-    """Return which run this is, and what its reports are counted from."""
-    return run.manifest.get("run_id"), [(one.get("first_step"), "training" in one) for one in run.attempts]
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:

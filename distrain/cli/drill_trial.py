@@ -49,6 +49,7 @@ def _prepared(
         callbacks=(),
         trackers=(),
         debug_rank=None,
+        on_end="",
         failure_config=replace(
             failures, max_failures=(failures.max_failures or 3) if order.probe.act.startswith("kill") else 0
         ),

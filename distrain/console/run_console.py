@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distrain.api.observer import AttemptBegan, AttemptEnded, Ended, Printed, Reported
 from distrain.system.log import print_to, say, warn
@@ -12,7 +12,7 @@ from distrain.system.output_lines import LineCutter, readable
 from distrain.system.text import broken, duration, flatten, number, printable, rate
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from distrain.api.observer import Fact
     from distrain.decisions.run_status import RunStatus
@@ -179,11 +179,16 @@ def _details(ended: Ended, status: RunStatus) -> Iterator[str]:
     elif any(rank.reports for rank in status.ranks):
         yield "reports:     none of rank 0, so Result.metrics is None; metrics.jsonl has those of the other ranks"
     if status.metrics:
-        shown = [f"{printable(name)}={number(value)}" for name, value in status.metrics.items()][:_MOST_METRICS]
-        others = len(status.metrics) - len(shown)
-        yield f"metrics:     {', '.join(shown)}" + (f", and {others} others" if others else "")
+        yield f"metrics:     {shown_metrics(status.metrics)}"
     if ended.checkpoints:
         kept = f", {len(ended.checkpoints)} kept" if len(ended.checkpoints) > 1 else ""
         yield f"checkpoints: {ended.checkpoints[-1].path.name}{kept}"
     if ended.advice:
         yield f"continue:    {ended.advice}"
+
+
+def shown_metrics(metrics: Mapping[str, Any]) -> str:
+    """Return metrics in one line; of many, the first ones."""
+    shown = [f"{printable(name)}={number(value)}" for name, value in metrics.items()][:_MOST_METRICS]
+    others = len(metrics) - len(shown)
+    return ", ".join(shown) + (f", and {others} others" if others else "")

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 OBSERVERS = (
     "distrain.console.choice",
     "distrain.page.at_end",
+    "distrain.console.on_end",
     "distrain.trackers.observer",
 )
 """Modules with a function ``observers(context, run, status)``, which returns those of a run."""

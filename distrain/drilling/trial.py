@@ -86,6 +86,7 @@ class Trial:
         self._starts += 1
         (folder / "order.pkl").write_bytes(pickled(replace(order, trainer=None)) + pickled(order))
         own = {
+            "DISTRAIN_ON_END": "",
             "DISTRAIN_TRACKERS": "",
             "MLFLOW_TRACKING_URI": f"file:{folder / 'mlruns'}",
             "PYTHONDONTWRITEBYTECODE": "1",

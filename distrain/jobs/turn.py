@@ -1,10 +1,13 @@
 """Whose turn it is in a queue: fair share by user over the last day, then first come; and small jobs in between.
 
-A job that finds too few free units reserves the ones that it will get: those that are free soonest. A later job may
-take a reserved unit only if it ends before, by what its user says it takes. So a small job may go first, but delays no
-bigger one. This is conservative backfilling (Mu'alem and Feitelson, "Utilization, Predictability, Workloads, and User
-Runtime Estimates", 2001). A running job of unknown length may end at any moment: what it has counts as free right now
-for reservations, and a job of unknown length never gets what is reserved.
+A job that finds too few free units reserves the ones that it will get. A later job may take a reserved unit only if it
+ends before, by what its user says it takes. So a small job may go first, but delays no bigger one. This is conservative
+backfilling (Mu'alem and Feitelson, "Utilization, Predictability, Workloads, and User Runtime Estimates in Scheduling the
+IBM SP2 with Backfilling", 2001). A job of unknown length may end at any moment: what it has counts as free right now for
+reservations, and it never gets what is reserved.
+
+Each waiter decides anew every few seconds. So choices depend as little as possible on what others do in the meantime: a
+job that goes before must not have a bigger one choose other units than those that were kept free for it.
 
 Pure: no I/O, no clock. Runs in: waiter, commands.
 """
@@ -29,11 +32,15 @@ Units = dict[str, list[str]]
 
 @dataclass(slots=True)
 class _Unit:
-    """A GPU or a slot. free_at: 0 if it is free. reserved_at: from when on a waiting job has it."""
+    """A GPU or a slot.
+
+    free_at: 0 if it is free. since: when the job that has it began. reserved_at: from when on a waiting job has it.
+    """
 
     host: str
     name: str
     free_at: float = 0.0
+    since: float = 0.0
     reserved_at: float = math.inf
 
 
@@ -82,13 +89,13 @@ def _is_unfinished(name: str, tickets: Iterable[Ticket]) -> bool:
 
 def _units(tickets: Iterable[Ticket], users: Mapping[str, Mapping[str, str]], now: float) -> list[_Unit]:
     """Return all units, with the moments at which they will be free."""
-    ends: dict[tuple[str, str], float] = {}
+    held: dict[tuple[str, str], tuple[float, float]] = {}
     for one in tickets:
         if one.state == "running" and one.is_active:
             end = max(now, one.began + one.expected_s) if one.expected_s else now
-            ends |= {(host, name): end for host, names in one.units.items() for name in names}
+            held |= {(host, name): (end, one.began) for host, names in one.units.items() for name in names}
     return [
-        _Unit(host, name, ends.get((host, name), math.inf if user else 0.0))
+        _Unit(host, name, *held.get((host, name), (math.inf if user else 0.0, 0.0)))
         for host, found in users.items()
         for name, user in found.items()
     ]
@@ -97,34 +104,36 @@ def _units(tickets: Iterable[Ticket], users: Mapping[str, Mapping[str, str]], no
 def _turn(job: Ticket, units: Sequence[_Unit], now: float) -> Turn:
     end = now + job.expected_s if job.expected_s else math.inf
     free = [unit for unit in units if unit.free_at == 0.0]
-    usable = sorted((unit for unit in free if end <= unit.reserved_at), key=lambda unit: -unit.reserved_at)
-    if (found := _fit(job, usable)) is not None:
+    sizes = Counter(unit.host for unit in units)
+    if (found := _fit(job, [unit for unit in free if end <= unit.reserved_at], sizes)) is not None:
         for unit in found:
-            unit.free_at = max(now, end) if math.isfinite(end) else now
+            unit.free_at, unit.since = (end if math.isfinite(end) else now), now
         return Turn(_by_host(found))
-    unreserved = [unit for unit in units if math.isinf(unit.reserved_at)]
-    for moment in sorted({max(unit.free_at, now) for unit in unreserved if math.isfinite(unit.free_at)}):
-        soon = sorted((unit for unit in unreserved if unit.free_at <= moment), key=lambda unit: -unit.free_at)
-        if (found := _fit(job, soon)) is not None:
+    unreserved = [unit for unit in units if math.isinf(unit.reserved_at) and math.isfinite(unit.free_at)]
+    # First what jobs have that began before this one came, then what is free, then what others got in the meantime.
+    unreserved.sort(key=lambda unit: 1 if unit.free_at == 0.0 else 0 if unit.since < job.submitted else 2)
+    for moment in sorted({max(unit.free_at, now) for unit in unreserved}):
+        if (found := _fit(job, [unit for unit in unreserved if unit.free_at <= moment], sizes)) is not None:
             for unit in found:
                 unit.reserved_at = moment
             return Turn(None, _shortage(job, free), moment if moment > now else None)
     return Turn(None, _shortage(job, free))
 
 
-def _fit(job: Ticket, units: Sequence[_Unit]) -> list[_Unit] | None:
-    """Choose units for a job, from the front of each host's. Return None if there are too few.
+def _fit(job: Ticket, units: Sequence[_Unit], sizes: Mapping[str, int]) -> list[_Unit] | None:
+    """Choose units for a job, the first ones of each host. Return None if there are too few.
 
-    One host for all workers is better than several, and the fullest one of these. With several, those that take most.
+    One host for all workers is better than several: the smallest one that has room. Of several, the largest come first.
+    sizes: how many units each host has.
     """
     by_host = {host: [unit for unit in units if unit.host == host] for host in job.hosts}
     rooms = {host: len(found) // job.each for host, found in by_host.items()}
     for host, most in job.hosts.items():
         rooms[host] = min(rooms[host], job.workers if most is None else most)
-    alone = [host for host, room in rooms.items() if room >= job.workers]
-    order = [min(alone, key=lambda host: len(by_host[host]))] if alone else sorted(rooms, key=lambda host: -rooms[host])
+    order = sorted(rooms, key=lambda host: sizes[host])
+    alone = [host for host in order if rooms[host] >= job.workers]
     found: list[_Unit] = []
-    for host in order:
+    for host in alone[:1] or order[::-1]:
         workers = min(rooms[host], job.workers - len(found) // job.each)
         found += by_host[host][: workers * job.each]
     return found if len(found) == job.size else None

@@ -159,11 +159,11 @@ def _ranks(run: Run, reports: Reports) -> Table | None:
 # -- the time --------------------------------------------------------------------------------------------------------
 
 
-def _times(facts: Facts) -> list[AttemptTimes]:
+def _times(run: Run, reports: Reports) -> list[AttemptTimes]:
     """Return the times of the attempts. An end that nobody has recorded is the last report before it, or the start."""
-    run, found = facts.run, []
+    found = []
     for attempt in run.attempts:
-        there = facts.reports.attempts.get(attempt["attempt"], AttemptReports())
+        there = reports.attempts.get(attempt["attempt"], AttemptReports())
         training, ended = attempt.get("training"), attempt.get("ended")
         if ended is None:
             ended = max(training or 0.0, there.last_time, run.until if attempt is run.attempts[-1] else 0.0)
@@ -179,20 +179,30 @@ def _times(facts: Facts) -> list[AttemptTimes]:
     return found
 
 
-def _hangs(facts: Facts) -> list[tuple[float, float]]:
+def _hangs(run: Run, events: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
     """Return the times of the hangs. One that has no end lasts until the end of the run."""
-    seen, now = hangs_in(facts.events), facts.run.until
+    seen, now = hangs_in(events), run.until
     ends = [(event, event["time"] if event["event"] == "hang" else now) for event in seen]
     return [(event["since"], end) for event, end in ends if event["event"] == "hang" or event is seen[-1]]
 
 
-def _time_use(facts: Facts) -> dict[str, Any] | None:
-    run, times = facts.run, _times(facts)
+def parts_of_time(run: Run, reports: Reports, events: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the seconds of all :data:`PARTS` of the run's time so far; ``{}`` before its first attempt.
+
+    reports: those of all ranks.
+    """
+    times = _times(run, reports)
     if not times:
-        return None
+        return {}
     started = min(number_in(run.manifest.get("started")) or times[0].started, times[0].started)
     ended = max(run.until, *(one.ended for one in times))
-    parts = where_time_went(times, _hangs(facts), started=started, ended=ended)
+    return where_time_went(times, _hangs(run, events), started=started, ended=ended)
+
+
+def _time_use(facts: Facts) -> dict[str, Any] | None:
+    parts = parts_of_time(facts.run, facts.reports, facts.events)
+    if not parts:
+        return None
     total = sum(parts.values()) or 1.0
     shown = {kind: seconds for kind, seconds in parts.items() if seconds >= 0.0005 * total or kind == "training"}
     rows = [
@@ -208,7 +218,7 @@ def _time_use(facts: Facts) -> dict[str, Any] | None:
 def attempts_table(facts: Facts) -> Table | None:
     """Return the table of the attempts, the last one first."""
     run, rows = facts.run, []
-    for attempt, timed in zip(run.attempts, _times(facts), strict=True):
+    for attempt, timed in zip(run.attempts, _times(run, facts.reports), strict=True):
         named = [f"{host} ({rank_list(ranks)})" for host, ranks in islice(attempt["hosts"].items(), 8)]
         more = [f"{len(attempt['hosts']) - 8:,} more"] if len(attempt["hosts"]) > 8 else []
         step = attempt.get("first_step")

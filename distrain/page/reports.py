@@ -13,6 +13,8 @@ from distrain.system.text import flatten
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from distrain.storage.runs.listing import Run
+
 MOST_METRICS = 100
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _MOST = 100_000
@@ -53,6 +55,11 @@ class RankReports:
     def interval(self) -> float:
         """The mean time between two reports."""
         return (self.last - self.began) / (self.count - 1) if self.count > 1 else 0.0
+
+
+def beginnings(run: Run) -> tuple[object, list[tuple[object, bool]]]:
+    """Return which run this is, and what its reports are counted from."""
+    return run.manifest.get("run_id"), [(one.get("first_step"), "training" in one) for one in run.attempts]
 
 
 class Reports:

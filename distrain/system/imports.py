@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 _OWN_EXTRA = ("jax", "lightning", "mlflow", "tensorboard", "tensorflow", "torch", "transformers", "wandb")
 _EXTRAS = {
-    "numpy": "data", "pyarrow": "data", "s3fs": "s3", "starlette": "board", "tf_keras": "tensorflow", "uvicorn": "board"
+    "numpy": "data", "prometheus_client": "prometheus", "pyarrow": "data", "s3fs": "s3", "starlette": "board",
+    "tf_keras": "tensorflow", "uvicorn": "board",
 } | {it: it for it in _OWN_EXTRA}  # fmt: skip
 """By package: the extra of distrain that installs it."""
 _SHOWN = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)

@@ -705,6 +705,25 @@ def run_lines(argv: Sequence[str], on_line: Callable[[str], None], *, pass_fds: 
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
+def run_shell(command: str, text: str, environment: Mapping[str, str], limit_s: float) -> None:
+    """Run a shell command with a text on stdin. What it writes goes to stderr.
+
+    After ``limit_s``, and on Ctrl-C, it is killed with its descendants.
+
+    Raises OSError, and an error of subprocess for a command that fails or takes longer.
+    """
+    child = _start(["/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=2, env=environment)
+    try:
+        child.communicate(text.encode(), limit_s)
+    finally:
+        if child.poll() is None:
+            kill_tree(child.pid)
+            kill_groups([child.pid])
+            reap(child)
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
+
+
 # -- other programs --------------------------------------------------------------------------------------------------
 
 

@@ -98,7 +98,7 @@ class TrackerLog:
         if progress and self._last_step <= progress[0] == int(progress[0]):
             step = int(progress[0])  # never below the last step: some trackers would drop it
         self.highest, self._last_step, self._is_new = number, step, True
-        metrics = _numbers(record["metrics"])
+        metrics = numbers_in(record["metrics"])
         self._tracker.log(Report(step=step, time=record["time"], attempt=record["attempt"], metrics=metrics))
         if time.monotonic() > self._flushed_at + _FLUSH_S:
             self.flush()
@@ -133,7 +133,7 @@ class TrackerLog:
         write_atomically(self._state_file, data)
 
 
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+def numbers_in(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers and booleans among the metrics, nested ones flattened, without ints beyond the floats."""
     found: dict[str, float] = {}
     for name, value in flatten(metrics).items():

@@ -24,6 +24,7 @@ BAD_TYPES: list[tuple[type, str, Any]] = [
     (LoggingConfig, "ranks", 0),
     (RunConfig, "callbacks", [print]),
     (RunConfig, "trackers", "tensorboard"),
+    (RunConfig, "on_end", ["notify-send", "done"]),
     (RunConfig, "logging_config", "INFO"),
     (RunConfig, "worker_runtime_env", {"env_vars": {"A": 1}}),
     (FailureConfig, "retry_same_failure", 1),

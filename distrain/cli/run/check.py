@@ -57,7 +57,7 @@ def compare_bytes(
     kind, error = "GPU" if use_gpu else "worker", ""
     with tempfile.TemporaryDirectory() as folder:
         run = replace(run, name="check", storage_path=folder, storage_filesystem=None, log_dir=None, trackers=[])
-        run = replace(run, failure_config=failures, logging_config=logging, progress="off", debug_rank=None)
+        run = replace(run, failure_config=failures, logging_config=logging, progress="off", debug_rank=None, on_end="")
         try:
             run_work(work, replace(scaling, accelerator_type=None, numa_binding=None), run, sys_path=sys_path)
         except DistrainError as raised:

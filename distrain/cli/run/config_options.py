@@ -80,6 +80,7 @@ _KEYWORDS: dict[str, dict[str, Any]] = {
     "enabled": {"help": "copy no code to other hosts: they have it at the same paths"},
     "hosts": {"metavar": "alpha:4,beta:4"},
     "include": {"type": str, "action": "append", "default": [], "metavar": PATH},
+    "on_end": {"metavar": "COMMAND"},
     "ranks": {"type": parse_ranks, "metavar": "0,2-5"},
     "resources_per_worker": {"type": _resources, "metavar": "CPU=4,memory=8e9"},
     "ssh_args": {"metavar": "ARGS"},
