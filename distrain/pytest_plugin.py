@@ -19,10 +19,12 @@ __all__ = ["drill"]
 
 @pytest.fixture
 def drill() -> Callable[..., DrillReport]:
-    """Return a function that takes what :func:`distrain.drill` takes, and fails the test unless all is well. ::
+    """Return a function that takes what :func:`distrain.drill` takes.
 
-    def test_it_resumes_exactly(drill):
-        drill("torchrun --nproc-per-node {workers} train.py", workers=2, only=["kill", "ranks"])
+    It fails the test unless all is well. ::
+
+        def test_it_resumes_exactly(drill):
+            drill("torchrun --nproc-per-node {workers} train.py", workers=2, only=["kill", "ranks"])
     """
 
     def drill(target: Any, **options: Any) -> DrillReport:

@@ -5,12 +5,14 @@ A ``>>>`` example is a doctest. A block after ``::`` runs in a worker, or in thi
 
 from __future__ import annotations
 
+import ast
 import doctest
 import inspect
 import os
 import re
 import textwrap
 from importlib.util import find_spec
+from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,6 @@ from tests.docstring_names import names_for_examples, public_names, run_examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 NEEDS = {
     "TrainDeepSpeedStrategy": "deepspeed",
@@ -81,6 +82,19 @@ IN_WORKERS = {name: block for name, block in BLOCKS.items() if name not in WITH_
 def test_a_public_name_has_an_example(name: str) -> None:
     text = inspect.getdoc(CODE[name]) or ""
     assert ">>>" in text or blocks(text)
+
+
+def test_a_block_of_code_is_indented() -> None:
+    """Else it is shown as text."""
+    named = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    trees = {path: ast.walk(ast.parse(path.read_text())) for path in Path(distrain.__file__).parent.rglob("*.py")}
+    texts = [
+        (path, ast.get_docstring(node) or "")
+        for path, tree in trees.items()
+        for node in tree
+        if isinstance(node, named)
+    ]
+    assert [path.name for path, text in texts if re.search(r"::\n\n\S", text)] == []
 
 
 @pytest.mark.parametrize("name", DOCTESTS)

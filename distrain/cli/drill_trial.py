@@ -70,9 +70,9 @@ def run_trial(path: str, user_path: Sequence[str]) -> int:
         order = pickle.load(file)  # noqa: S301 - the same, with the trainer, which imports the user's modules
     if not (order.trainer or order.arguments or order.command):  # the order only tries out whether this is possible
         return 0
-    die_with_parent(os.getppid())
     if order.command:
-        execute(order, path)
+        return execute(order, path)
+    die_with_parent(os.getppid())
     fit.prepare = partial(_prepared, order)
     names.DEFAULT_STORAGE = order.storage
     if order.trainer is not None:

@@ -92,6 +92,8 @@ def _order_of_target(
         parser.error("nothing to drill: name a script, `-m MODULE`, file.py:function, or `-- COMMAND`")
     if options.resume_with:
         parser.error("--resume-with: only for `-- COMMAND`; distrain tells a script that it continues")
+    if options.workers is None and any("{workers}" in word for word in words):
+        parser.error("{workers}: pass --workers N, the number that it stands for")
     home, colon, _ = (target.target or "").partition(":")
     script = Path(home).resolve()
     if script.is_file() and not colon and not target.as_ray and (is_for_ray(target) or _calls_fit(script)):

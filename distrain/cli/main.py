@@ -27,6 +27,7 @@ _MODULES = {
     "listing": ("ls", "board"),
     "showing": ("show", "page", "compare"),
     "following": ("logs", "stacks", "stop", "profile"),
+    "attaching": ("attach",),
     "continuing": ("resume", "note", "clean"),
     "debugging": ("debug",),
     "explaining": ("explain",),

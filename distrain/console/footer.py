@@ -6,7 +6,7 @@ Pure: no I/O, no clock.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from rich.text import Text
 
@@ -15,6 +15,7 @@ from distrain.system.text import amount, count, duration, name_ranks, printable,
 if TYPE_CHECKING:
     from distrain.decisions.run_status import RunStatus
 
+_Bar: TypeAlias = "tuple[int, str]"
 _BAR_CELLS = 30
 _FEWEST_BAR_CELLS = 5
 _GAP = "   "
@@ -39,16 +40,17 @@ _MOST_METRICS = 50
 
 
 def footer(
-    status: RunStatus, now: float, *, width: int, interrupt: str | None, bar: tuple[int, str] | None = None
+    status: RunStatus, now: float, *, width: int, interrupt: str | None, stops: bool = True, bar: _Bar | None = None
 ) -> list[Text]:
     """Return the lines of the footer, none of them wider than ``width``.
 
     now: time.monotonic.
-    interrupt: how the user stops the run, such as ``Ctrl-C``; None once it is over.
+    interrupt: how the user stops the run, such as ``Ctrl-C``; None once it is over. stops: False if that only detaches.
     bar: a progress bar of the user's, and the rank that it comes from.
     """
     lines = [_title(status, now), _progress(status, now, width), _metrics(status), _bar(bar), _checkpoint(status, now)]
-    lines += [_ranks(status, now, width), _hang(status, now), *_troubles(status), _advice(status, interrupt)]
+    lines += [_ranks(status, now, width), _hang(status, now), *_troubles(status)]
+    lines += [_advice(status, interrupt, stops=stops)]
     shown = [line for line in lines if line is not None]
     for line in shown:
         line.plain = printable(line.plain)
@@ -108,7 +110,7 @@ def _metric(name: str, value: float) -> Text:
     return Text.assemble(f"{name} ", (amount(value), "bold red" if is_wrong else ""))
 
 
-def _bar(bar: tuple[int, str] | None) -> Text | None:
+def _bar(bar: _Bar | None) -> Text | None:
     return None if bar is None else Text.assemble((f"rank {bar[0]}: ", "dim"), Text.from_ansi(bar[1].strip()))
 
 
@@ -182,10 +184,12 @@ def _detail(status: RunStatus, state: str, ranks: list[int], now: float) -> str:
     return f"{since}, in {place}" if place else since
 
 
-def _advice(status: RunStatus, interrupt: str | None) -> Text | None:
+def _advice(status: RunStatus, interrupt: str | None, *, stops: bool) -> Text | None:
     """Return the effect of the next interrupt."""
     if interrupt is None:
         return None
+    if not stops:
+        return Text(f"{interrupt}: detaches; the run continues", style="dim")
     if status.is_stopping:
         return Text(f"the run is being stopped; {interrupt} kills the workers now", style="yellow")
     effect = "stops the run"

@@ -63,8 +63,7 @@ class LiveConsole(RunConsole):
         self._folding = Folding(ranks)
         self._drawn_at = -_REDRAW_S  # draw at the next tick: the state of the run changes right after this
 
-    def _print(self, rank: int, stream: int, block: bytes, *, is_bar: bool) -> None:
-        now = time.monotonic()
+    def _print(self, rank: int, stream: int, block: bytes, now: float, *, is_bar: bool) -> None:
         for line in block[:-1].split(b"\n"):
             self._folding.add(rank, stream, line, now, _NUMBERS.sub(b"", line) if is_bar else None)
 
@@ -108,11 +107,12 @@ class LiveConsole(RunConsole):
 
 
 class TerminalConsole(LiveConsole):
-    """A terminal. ``pinned``: the footer, still empty."""
+    """A terminal. pinned: the footer, still empty. stops: False if Ctrl-C does not stop the run."""
 
-    def __init__(self, status: RunStatus, pinned: Footer, **options: Any) -> None:
+    def __init__(self, status: RunStatus, pinned: Footer, *, stops: bool = True, **options: Any) -> None:
         super().__init__(status, **options)
         self._footer = pinned
+        self._stops = stops
 
     def close(self) -> None:
         super().close()
@@ -122,7 +122,8 @@ class TerminalConsole(LiveConsole):
         self._footer.print_above("".join(f"{line}\n" for line in lines).encode())
 
     def _draw(self, now: float) -> None:
-        lines = footer(self.status, now, width=self._footer.width(), interrupt="Ctrl-C", bar=self._bar)
+        width = self._footer.width()
+        lines = footer(self.status, now, width=width, interrupt="Ctrl-C", stops=self._stops, bar=self._bar)
         self._footer.show(self._painted(lines))
 
 

@@ -78,14 +78,15 @@ class RunConsole:
             warn(
                 f"rank {report.rank} reported {nan[0]}=nan in report {report.number}. Common causes: the learning rate "
                 "is too high, or gradients need clipping. If it is a bad batch, go back and skip it: "
-                f"FailureConfig(on_nan='rollback', nan_metric={nan[0]!r})"
+                f"FailureConfig(on_nan='rollback', nan_metric={nan[0]!r})",
+                of_console=True,
             )
 
     def _begin(self, ranks: int) -> None:
         """Begin an attempt with so many ranks."""
 
     def _show_summary(self, text: str) -> None:
-        say(text)
+        say(text, of_console=True)
 
     # -- output ---------------------------------------------------------------------------------------------------
 
@@ -95,26 +96,27 @@ class RunConsole:
         if cutter is None:
             cutter = self._streams[rank, stream] = LineCutter(has_footer=self.has_footer)
         had_bar = cutter.is_bar
-        self._show(rank, stream, cutter.feed(printed.data, printed.now))
+        self._show(rank, stream, cutter.feed(printed.data, printed.now), printed.now)
         if had_bar or cutter.is_bar:
             self._bars[rank] = cutter.bar
 
     def _end_streams(self) -> None:
         """Show the last lines, even without a line end."""
         for (rank, stream), cutter in self._streams.items():
-            self._show(rank, stream, cutter.end())
+            self._show(rank, stream, cutter.end(), time.monotonic())
         self._streams.clear()
         self._bars.clear()
 
-    def _show(self, rank: int, stream: int, block: bytes) -> None:
+    def _show(self, rank: int, stream: int, block: bytes, now: float) -> None:
         if block:
-            self._print(rank, stream, readable(block, rank), is_bar=b"\r" in block)
+            self._print(rank, stream, readable(block, rank), now, is_bar=b"\r" in block)
 
-    def _print(self, rank: int, stream: int, block: bytes, *, is_bar: bool) -> None:
+    def _print(self, rank: int, stream: int, block: bytes, now: float, *, is_bar: bool) -> None:
         """Print whole lines of a rank.
 
         stream: 1 for stdout, 2 for stderr.
-        block: UTF-8 without control characters, with a line end. is_bar: it is a progress bar that has ended.
+        block: UTF-8 without control characters, with a line end. now: when it was printed (time.monotonic).
+        is_bar: it is a progress bar that has ended.
         """
         prefix = self._prefix(rank).encode()
         lines = block[:-1].replace(b"\n", b"\n" + prefix)
@@ -138,7 +140,7 @@ class RunConsole:
     def flush(self, now: float) -> None:
         """Show everything that waits to be shown."""
         if self._has_news:
-            say(status_line(self.status))
+            say(status_line(self.status), of_console=True)
             self._has_news, self._shown_at = False, now
 
     def close(self) -> None:

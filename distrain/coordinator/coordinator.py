@@ -50,12 +50,13 @@ class Coordinator:
         """True once a stop was requested again after the training."""
         self._signalled_hosts_with: str | None = None
         """The signal of the scheduler that stopped the run through a host, until it has reached this process, too."""
-        actions: dict[str, Callable[[Channel, wire.Ask], None]] = {
+        actions: dict[str, Callable[[Channel, wire.Ask], object]] = {
             STACKS: self._on_stacks_request,
             STOP: self._on_stop_request,
             DEBUG: engine.debuggers.connect,
             TYPED: engine.debuggers.hear_user,
             PROFILE: engine.take_profile,
+            **engine.observers.requests,
         }
         self._requests = Requests(engine.loop, engine.store, actions, engine.debuggers.disconnect)
         engine.parts.add(self)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from distrain.decisions.run_status import RunStatus
 
 OBSERVERS = (
+    "distrain.coordinator.attached",
     "distrain.console.choice",
     "distrain.page.at_end",
     "distrain.console.on_end",
@@ -55,7 +56,8 @@ _MOST_WAITING = 10_000
 class LoopObserver(Protocol):
     """An observer that is called in the engine's thread, so that it must not wait for anything.
 
-    One that has to be called from time to time also has ``deadline()`` and ``tick(now)``.
+    One that has to be called from time to time also has ``deadline()`` and ``tick(now)``. One that answers requests of
+    other processes also has ``requests``: its actions for :class:`~distrain.coordinator.requests.Requests`.
     """
 
     @property
@@ -71,6 +73,7 @@ class Observers:
         self._observers = list(observers)
         self._timed: list[Any] = [one for one in self._observers if hasattr(one, "deadline")]
         self._hearers: dict[type[Fact], list[Callable[[Fact], None]]] = {}
+        self.requests = {what: do for one in self._observers for what, do in getattr(one, "requests", {}).items()}
 
     def tell(self, fact: Fact) -> None:
         """Tell a fact to all who want to hear it."""

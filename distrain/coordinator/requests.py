@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import weakref
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from distrain.storage.paths import RunPaths
     from distrain.system.loop import Loop
 
-STACKS, STOP, DEBUG, TYPED, PROFILE = "stacks", "stop", "debug", "typed", "profile"
+STACKS, STOP, DEBUG, TYPED, PROFILE, ATTACH = "stacks", "stop", "debug", "typed", "profile", "attach"
 REQUEST_TIMEOUT_S = 10.0
 """Seconds that :func:`ask` waits for a run to answer."""
 
@@ -39,12 +40,13 @@ class Requests:
     """Accept requests, and have them answered.
 
     actions: what to do for each request; called with the connection and the message. One that raises NoSuchRun,
-    ValueError, TypeError or OSError refuses the request. gone: called with a connection that has ended.
+    ValueError, TypeError or OSError refuses the request; one that returns True keeps the connection, and closes it
+    itself. gone: called with a connection that has ended.
     """
 
     loop: Loop
     store: RunStore
-    actions: Mapping[str, Callable[[Channel, wire.Ask], None]]
+    actions: Mapping[str, Callable[[Channel, wire.Ask], object]]
     gone: Callable[[Channel], None]
 
     def __post_init__(self) -> None:
@@ -84,7 +86,8 @@ class Requests:
                 asked = frame.message()
                 if not isinstance(asked, wire.Ask) or asked.what not in self.actions:
                     raise NoSuchRun("another version of distrain runs it, which does not know this request")
-                self.actions[asked.what](asker, asked)
+                if self.actions[asked.what](asker, asked):
+                    self._askers.discard(asker)
             except (NoSuchRun, WireError, ValueError, TypeError, OSError) as refusal:
                 asker.queue(wire.OrderDone(failed=str(refusal)))
         if not frames:
@@ -118,6 +121,13 @@ def connect(paths: RunPaths) -> Channel:
         connection.connect(str(folder / paths.requests.name))
         fd = connection.detach()
     return Channel(fd, fd)
+
+
+def belongs_to_me(run: Channel) -> bool:
+    """Return whether the process at the other end is one of this user."""
+    with socket.socket(fileno=os.dup(run.read_fd)) as connection:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # pid, uid, gid
+    return int.from_bytes(credentials[4:8], sys.byteorder) == os.getuid()
 
 
 def ask(run: Channel, what: str, *, rank: int = 0, **fields: Any) -> str:

@@ -12,10 +12,11 @@ import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from distrain.drilling.probe import Probe
 from distrain.system.imports import when_imported
+from distrain.system.process import run_guarded
 
 if TYPE_CHECKING:
     from distrain.drilling.order import Order
@@ -30,12 +31,12 @@ def notes_folder(folder: Path) -> Path:
     return folder / "notes"
 
 
-def execute(order: Order, path: str) -> NoReturn:
-    """Become the command of an order, whose file is ``path``."""
+def execute(order: Order, path: str) -> int:
+    """Run the command of an order, whose file is ``path``, and return its exit code. Ranks die with the drill."""
     places = filter(None, (_SITE, os.environ.get("PYTHONPATH")))
     variables = {ORDER: path, "PYTHONPATH": os.pathsep.join(places)}
     again = f" {order.again}" if order.start else ""
-    os.execve("/bin/sh", ["sh", "-c", f'exec "$@"{again}', "sh", *order.command], os.environ | variables)  # noqa: S606
+    return run_guarded(["/bin/sh", "-c", f'exec "$@"{again}', "sh", *order.command], os.environ | variables)
 
 
 # -- in the processes of the command ---------------------------------------------------------------------------------
@@ -76,12 +77,15 @@ class CommandProbe(Probe):
     @property
     def attempt(self) -> int:  # type: ignore[override]
         """The number of starts by the drill or, within the first, by torchrun."""
-        return self._start or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        return self._start or self._restarts
+
+    @property
+    def _restarts(self) -> int:
+        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
     def write(self, line: bytes) -> None:
         """Append a line to the file of this process as this rank."""
-        restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        folder = self._notes / f"{self._start:03}-{restart:03}"
+        folder = self._notes / f"{self._start:03}-{self._restarts:03}"
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / f"{self.rank}.{os.getpid()}", "ab") as file:
             file.write(line)

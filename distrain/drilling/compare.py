@@ -151,8 +151,6 @@ class Straight:
         for rank in sorted(attempt.notes):
             for index, (step, expected) in enumerate(self._pairs(attempt, rank, start)):
                 keys = self._keys(step, expected)
-                if rank > 0:
-                    keys.pop("buffers", None)  # DDP gives all ranks those of rank 0 when the step begins
                 if keys:
                     at = start + index
                     found.append(Differences(rank, index, keys, step, expected, attempt, self.attempt, at))

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import chain, combinations
+from itertools import chain, combinations, pairwise, product, starmap
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from distrain.drilling.causes import Cause
 from distrain.drilling.compare import distance
 from distrain.errors import JobError
-from distrain.system.text import number
+from distrain.system.text import name_ranks, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -63,17 +63,14 @@ class Ranks:
     # -- data -----------------------------------------------------------------------------------------------------
 
     def _faults_of_data(self, ranks: Sequence[int]) -> Iterator[Cause]:
-        if (overlap := self._overlap(ranks)) is not None:
+        identity = self._identity(ranks)
+        overlap = self._overlap(ranks, identity)
+        pairs = [overlap[:2]] if overlap else combinations(ranks, 2) if self._share_order(ranks, identity) else ()
+        if difference := next(filter(None, starmap(self._sampler_difference, pairs)), ""):
+            yield Cause("sampler-seed", difference + self._at(ranks[0]))
+        elif overlap:
             one, other, text = overlap
-            first, second = (self._notes[rank][0].get("sampler", {}) for rank in (one, other))
-            at = self._at(one)
-            for name, value in first.items():
-                if value != second.get(name):
-                    values = f"{value} and {second.get(name)} on ranks {one} and {other}"
-                    yield Cause("sampler-seed", f"the sampler's {name} is {values}{at}")
-                    break
-            else:
-                yield Cause("same-rows", f"ranks {one} and {other} {text}{at}")
+            yield Cause("same-rows", f"ranks {one} and {other} {text}{self._at(one)}")
         sizes = {rank: self._batches(rank) for rank in ranks if not self._notes[rank][0]["joined"]}
         for one, other in combinations(sizes, 2):
             uneven = [pair for pair in zip(sizes[one], sizes[other], strict=False) if pair[0] != pair[1]]
@@ -97,21 +94,38 @@ class Ranks:
         datasets = {index.partition(":")[0] for note in notes for index in note.get("index") or ()}
         return "index" if is_known and len(datasets) == 1 else "rows"
 
-    def _overlap(self, ranks: Sequence[int]) -> tuple[int, int, str] | None:
-        """Return two ranks that both read rows in their first pass over the data, and which; None if it may be chance.
+    def _share_order(self, ranks: Sequence[int], identity: str) -> bool:
+        """Return whether each rank gets every n-th row of an order that must be the same on all of them."""
+        samplers = [note.get("sampler", {}) for rank in ranks for note in self._notes[rank]]
+        return identity == "index" and all(one.get("shuffle") and one.get("num_replicas", 1) > 1 for one in samplers)
+
+    def _sampler_difference(self, one: int, other: int) -> str:
+        """Say what differs between the samplers of two ranks in the same pass over the data; ``""`` if nothing does."""
+        for index, (mine, yours) in enumerate(zip(self._notes[one], self._notes[other], strict=False)):
+            values, others = mine.get("sampler", {}), yours.get("sampler", {})
+            name = next((name for name, value in values.items() if value != others.get(name)), "")
+            if name and mine["pass"] == yours["pass"]:
+                notes = {rank: notes for rank, notes in self._notes.items() if len(notes) > index}
+                calls = [rank for rank, (first, *_) in notes.items() if _epoch(notes[rank][index]) != _epoch(first)]
+                if name == "epoch" and 0 < len(calls) < len(notes):
+                    return f"only {name_ranks(calls)} called set_epoch()"
+                return f"the sampler's {name} is {values[name]} and {others.get(name)} on ranks {one} and {other}"
+        return ""
+
+    def _overlap(self, ranks: Sequence[int], identity: str) -> tuple[int, int, str] | None:
+        """Return two ranks that both read rows in a pass over the data, and which; None if it may be chance.
 
         Equal rows in the data, and draws with replacement, make about as many equal pairs across ranks as within them.
         """
         if self._notes[ranks[0]][0].get("sampler", {}).get("num_repeats", 1) > 1:
             return None  # the sampler gives a row to several ranks, which augment it differently
-        identity = self._identity(ranks)
-        ends = self._end_of_pass(ranks, identity)
-        passes = {rank: self._first_pass(rank, identity, ends) for rank in ranks}
-        counts = {rank: Counter(chain.from_iterable(batches)) for rank, batches in passes.items()}
-        pairs = sum(math.comb(times, 2) for each in counts.values() for times in each.values())
-        rate = pairs / max(sum(math.comb(each.total(), 2) for each in counts.values()), 1)
-        for one, other in combinations(ranks, 2):
-            batches = list(zip(passes[one], passes[other], strict=False))
+        passes = [*self._passes(ranks, identity)]
+        counts_of = [{rank: Counter(chain.from_iterable(one)) for rank, one in batches.items()} for batches in passes]
+        every = [each for counts in counts_of for each in counts.values()]
+        pairs = sum(math.comb(times, 2) for each in every for times in each.values())
+        rate = pairs / max(sum(math.comb(each.total(), 2) for each in every), 1)
+        for (batches_of, counts), (one, other) in product(zip(passes, counts_of, strict=True), combinations(ranks, 2)):
+            batches = list(zip(batches_of[one], batches_of[other], strict=False))
             same = [mine for mine, yours in batches if sorted(mine) == sorted(yours)]
             told = [mine for mine in same if any(counts[one][row] == 1 for row in mine)]  # constant rows tell nothing
             if len(told) > 1 and 2 * len(told) > len(batches):
@@ -123,15 +137,20 @@ class Ranks:
                 return one, other, f"both read {both} of {len(counts[one])} rows in a pass over the data"
         return None
 
-    def _first_pass(self, rank: int, identity: str, ends: float) -> list[list[str]]:
-        """Return the batches of the first pass, without its last one, which a sampler may have filled up."""
-        notes = self._notes[rank]
-        found = [
-            note[identity]
-            for index, note in enumerate(notes)
-            if index < ends and note.get("pass") == notes[0].get("pass")
-        ]
-        return found[:-1] if self._has_finished or len(found) < len(notes) else found
+    def _passes(self, ranks: Sequence[int], identity: str) -> Iterator[dict[int, list[list[str]]]]:
+        """Yield the batches of each pass, by rank. If no loader counts passes, there is only the first.
+
+        The last batch of a pass, which a sampler may have filled up, is left out.
+        """
+        ends = self._end_of_pass(ranks, identity)
+        for each in dict.fromkeys(note.get("pass") for rank in ranks for note in self._notes[rank]):
+            found = {}
+            for rank in ranks:
+                notes = [note for index, note in enumerate(self._notes[rank]) if index < ends]
+                batches = [note for note in notes if note.get("pass") == each]
+                is_complete = self._has_finished or batches[-1:] != self._notes[rank][-1:]
+                found[rank] = [note[identity] for note in batches[: len(batches) - is_complete]]
+            yield found
 
     def _end_of_pass(self, ranks: Sequence[int], identity: str) -> float:
         """Return the number of batches in the first pass, if no loader counts passes: the next one has known rows."""
@@ -223,12 +242,12 @@ class Ranks:
 
     def remarks(self) -> list[str]:
         """Return what is worth a look, but on purpose in many scripts."""
-        rank = min(self._notes)
-        for one, other in zip(self._notes[rank], self._notes[rank][1:], strict=False):
-            epochs = [note.get("sampler", {}).get("epoch") for note in (one, other)]
-            is_shuffled = one.get("pass") != other.get("pass") and one["sampler"].get("shuffle")
-            if is_shuffled and epochs[0] == epochs[1] is not None:
-                return [f"every pass over the data has the same order, as set_epoch() is never called{self._at(rank)}"]
+        pairs = [pair for notes in self._notes.values() for pair in pairwise(notes)]
+        passes = [(one, other) for one, other in pairs if one.get("pass") != other.get("pass")]
+        again = [_epoch(one) == _epoch(other) is not None for one, other in passes if one["sampler"].get("shuffle")]
+        if again and all(again):
+            at = self._at(min(self._notes))
+            return [f"every pass over the data has the same order, as set_epoch() is never called{at}"]
         return []
 
     def rates_against(self, single: Ranks) -> list[str]:
@@ -285,6 +304,11 @@ class Ranks:
         """Return the rows of a step on all ranks that read different rows, sorted."""
         notes = [note for rank in self._first_share for note in self._notes[rank] if note["step"] == step]
         return sorted(chain.from_iterable(note["rows"] for note in notes))
+
+
+def _epoch(note: Note) -> int | None:
+    epoch: int | None = note.get("sampler", {}).get("epoch")
+    return epoch
 
 
 def _whole(parts: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def say(text: str) -> None:
-    """Print a line about the progress of a run."""
-    _logger.info(in_users_words(text, bare_names=False))
+def say(text: str, **facts: object) -> None:
+    """Print a line about the progress of a run. facts: attributes of its ``logging.LogRecord``."""
+    _logger.info(in_users_words(text, bare_names=False), extra=facts)
 
 
-def warn(text: str) -> None:
-    """Print a line that the user should read."""
-    _logger.warning(in_users_words(text, bare_names=False))
+def warn(text: str, **facts: object) -> None:
+    """Print a line that the user should read. facts: as of :func:`say`."""
+    _logger.warning(in_users_words(text, bare_names=False), extra=facts)
 
 
 _warned: set[str] = set()
@@ -44,10 +44,10 @@ class _Console(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        clock = time.strftime("%H:%M:%S ") if has_footer(sys.stderr) else ""  # as every line above a footer
+        clock = time.strftime("%H:%M:%S ", time.localtime(record.created))  # as every line above a footer
         is_alarming = record.levelno >= logging.WARNING or not is_kernel()
         console = sys.stderr if is_alarming else sys.stdout
-        print_to(console, f"{clock}distrain: {without_controls(record.getMessage())}\n")
+        print_to(console, f"{clock * has_footer(sys.stderr)}distrain: {without_controls(record.getMessage())}\n")
 
 
 _logger = logging.getLogger("distrain")

@@ -348,13 +348,13 @@ def _prctl(option: int, value: int | bytes) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def die_with_parent(parent: int) -> None:
-    """Make the kernel SIGKILL this process when ``parent``, which must be its parent, dies.
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Make the kernel send this process a signal when ``parent``, which must be its parent, dies.
 
     The process exits at once if the parent is dead already. The signal fires when the parent's *thread* that started
     this process ends, so start it from the main thread.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -722,6 +722,28 @@ def run_shell(command: str, text: str, environment: Mapping[str, str], limit_s: 
             reap(child)
     if child.returncode:
         raise subprocess.CalledProcessError(child.returncode, command)
+
+
+def run_guarded(argv: list[str], environment: Mapping[str, str]) -> int:
+    """Run a program that gets our SIGTERM, and return its exit code: 128 + the number of a signal.
+
+    No descendant survives the program, this process or its parent, which has started it from the main thread.
+    """
+    guard, parent = os.getpid(), os.getppid()
+    adopt_orphans()
+    if not (program := os.fork()):
+        die_with_parent(guard)
+        os.execve(argv[0], argv, environment)  # noqa: S606
+    signal.signal(signal.SIGTERM, lambda number, _: kill(program, number))
+    signal.signal(signal.SIGHUP, lambda *_: sys.exit(1))
+    die_with_parent(parent, signal.SIGHUP)
+    try:
+        while (ended := os.wait())[0] != program:  # else an orphan
+            pass
+    finally:
+        end_descendants()
+    code = os.waitstatus_to_exitcode(ended[1])
+    return code if code >= 0 else 128 - code
 
 
 # -- other programs --------------------------------------------------------------------------------------------------

@@ -511,7 +511,8 @@ class MirrorRecords(Message):
 class OrderDone(Message):
     """The oldest unanswered order is carried out, or (``failed``) why it could not be.
 
-    text: what the user should know. body: the metrics of :class:`RunValidation` as JSON.
+    text: what the user should know. body: the metrics of :class:`RunValidation` as JSON; for ``distrain attach``, see
+    :mod:`distrain.coordinator.attached`.
 
     Uploader, mover or validator -> its parent; an agent passes on the answer to :class:`OpenStorage`. Coordinator ->
     command, as the answer to :class:`Ask`.
@@ -841,10 +842,11 @@ class Ask(ToWorker):
     typed, empty if they are gone.
 
     From a command, which knows no attempt, the coordinator passes on ``profile``, ``debug`` and ``typed``. It carries
-    out ``stop``, and ``stacks``, as JSON if the body is ``json``; these are for all ranks.
+    out ``stop``, and ``stacks``, as JSON if the body is ``json``; and ``attach``, with the versions of the command as
+    the body. These are for all ranks.
 
     Coordinator -> worker; command -> coordinator, answered by :class:`OrderDone`, but ``debug`` and ``typed`` only if
-    they are refused.
+    they are refused; ``attach`` by one after the other, until the run ends.
     """
 
     what: str

@@ -77,6 +77,7 @@ def test_bad_command_lines_are_explained(tmp_path: Path) -> None:
         ("--only", "kil", str(script)): "did you mean",
         (): "nothing to drill",
         ("--as-ray", str(tmp_path / "none.py")): "there is no file",
+        ("train.py", "--shards", "{workers}"): "pass --workers N",
     }.items():
         seen = drill(Case(arguments), tmp_path)
         assert words in seen.output

@@ -5,15 +5,19 @@ A normal run takes a sample; ``scripts/test --all`` runs them all.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import xml.etree.ElementTree as Tree
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
+from distrain.drilling import isolation
+from tests.conftest import wait_until
 from tests.drill.cases import EXAMPLES, Case, drill, words
 from tests.drill.ranks.cases import BAD, GOOD, REMARKS, Script
 from tests.drill.rebuilt.cases import REBUILT
@@ -120,6 +124,62 @@ def test_the_fixture_fails_and_the_action_passes_once_a_script_is_told_how_to_co
     ]  # fmt: skip
     assert suite.find(".//failure") is None
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+NESTED = """
+import os, torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+torch.distributed.init_process_group("gloo")
+class Task(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
+    def forward(self, inputs):
+        return self.net(inputs).square().mean()
+task, first, rank = Task(), 0, torch.distributed.get_rank()
+optimizer = torch.optim.Adam(task.parameters())
+if os.path.exists("last.pt"):
+    first, state = torch.load("last.pt")
+    task.load_state_dict(state)
+for step in range(first, 12):
+    torch.manual_seed(2 * step + rank)
+    task(torch.randn(4, 4)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if rank == 0:
+        torch.save((step + 1, task.state_dict()), "new.pt")
+        os.replace("new.pt", "last.pt")
+    torch.distributed.barrier()
+"""
+
+
+def test_buffers_that_ddp_replaces_are_no_cause_even_if_it_is_a_part_of_another_module(tmp_path: Path) -> None:
+    """The script forgets its optimizer; rank 1 begins with the buffers of rank 0, which its next forward() replaces."""
+    (tmp_path / "train.py").write_text(NESTED)
+    command = (*words(("torchrun", "--standalone", "--nproc-per-node", "2")), "train.py")
+    seen = drill(Case(("--only", "all", "--", *command)), tmp_path)
+    assert seen.causes == {"optimizer"}, seen.output
+
+
+def test_ranks_die_with_a_drill_that_is_killed(tmp_path: Path) -> None:
+    """The launcher has left one of them alone, as torchrun does if it is killed."""
+    launcher = "(sleep 600 & echo $! > {drill}/orphan); sleep 600 & echo $! > {drill}/rank; wait"
+    command = [sys.executable, "-m", "distrain", "drill", "--", "sh", "-c", launcher]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as drilling:
+        assert drilling.stdout is not None
+        folder = Path(drilling.stdout.readline().rpartition(" ")[2].strip())
+        files = [folder / "undisturbed-1/files" / name for name in ("orphan", "rank")]
+        wait_until(lambda: all(file.exists() and file.read_text() for file in files), what="the command has started")
+        processes = [psutil.Process(int(file.read_text())) for file in files]
+        drilling.kill()
+    try:
+        wait_until(lambda: not any(process.is_running() for process in processes), what="they are dead", timeout_s=10)
+    finally:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        isolation.remove(folder)
 
 
 def test_bad_commands_are_explained(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ class RankWatch:
         data, sampler = loader.dataset, sampler_of(loader)
         number = vars(loader).get("distrain_passes", 0)
         vars(loader)["distrain_passes"] = number + 1
-        names = ("epoch", "seed", "initial_seed", "shuffle", "num_repeats")
+        names = ("epoch", "seed", "initial_seed", "shuffle", "num_replicas", "num_repeats")
         values = {name: value for name in names if isinstance(value := getattr(sampler, name, None), int)}
         iterator.distrain_rows = deque(maxlen=2 + 2 * loader.num_workers * (loader.prefetch_factor or 0))
         iterator.distrain_pass = {"pass": number, "sampler": values, "site": self._loaders.get(id(data), "")}

@@ -145,7 +145,7 @@ class TrainingWatch:
         return {
             "model": digests(of_models),
             "optimizer": digests(_tensors_of(optimizers)),
-            "lr": {name: [_plain(group["lr"]) for group in each.param_groups] for name, each in _named(optimizers)},
+            "lr": {name: [_as_floats(group["lr"]) for group in each.param_groups] for name, each in _named(optimizers)},
             "scheduler": _states(self._living("scheduler")),
             "scaler": _states(self._living("scaler")),
             "buffers": digests(found.buffers),
@@ -162,7 +162,7 @@ class _Found:
 
     def __init__(self, trained: list[torch.Tensor]) -> None:
         self._trained = {*map(id, trained)}
-        self._places = {*map(_place, trained)}
+        self._addresses = {*map(_address, trained)}
         self._seen: set[int] = set()
         self.names: list[tuple[str, int]] = []
         """Names of trained parameters, and their ids."""
@@ -200,10 +200,9 @@ class _Found:
                 self.add(f"{name}.{key}", one, depth + 1)
 
     def _add_module(self, name: str, module: nn.Module) -> None:
-        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-        replaces = isinstance(module, nn.parallel.DistributedDataParallel) and module.broadcast_buffers
-        if replaces and torch.distributed.get_rank(module.process_group):  # type: ignore[arg-type]
-            buffers = {}  # as forward() is about to copy those of rank 0
+        parameters = dict(module.named_parameters())
+        replaced = {id(each) for one in module.modules() if _takes_buffers(one) for each in one.buffers()}
+        buffers = {key: one for key, one in module.named_buffers() if id(one) not in replaced}
         self._seen |= {id(one) for one in module.modules()}
         if any(id(one) in self._trained for one in parameters.values()):
             self.names += [(key.removeprefix("module."), id(one)) for key, one in parameters.items()]
@@ -217,16 +216,22 @@ class _Found:
         tensors = {
             f"{name}.{key}": one
             for key, one in values.items()
-            if isinstance(one, torch.Tensor) and _place(one) not in self._places  # else a state_dict() of the model
+            if isinstance(one, torch.Tensor) and _address(one) not in self._addresses  # else the model's state_dict()
         }
         if {str(key).removeprefix("module.") for key in values} & {key for key, _ in self.names}:
             self.averages |= tensors
 
 
-def _place(tensor: torch.Tensor) -> int:
+def _address(tensor: torch.Tensor) -> int:
     """Return the address of the numbers, or of this rank's part of them."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local.data_ptr()
+
+
+def _takes_buffers(module: nn.Module) -> bool:
+    """Return whether forward() of a module is about to copy the buffers of another rank to this one."""
+    copies = isinstance(module, nn.parallel.DistributedDataParallel) and module.broadcast_buffers
+    return copies and torch.distributed.get_rank(module.process_group) > 0  # type: ignore[arg-type]
 
 
 def _is_users(value: object) -> bool:
@@ -259,16 +264,16 @@ def _tensors_of(optimizers: list[Optimizer]) -> dict[str, torch.Tensor]:
 def _states(made: list[Any]) -> Part:
     """Return the plain values in the states of schedulers or scalers."""
     return {
-        f"{name}.{key}": _plain(value)
+        f"{name}.{key}": _as_floats(value)
         for name, one in _named(made)
         for key, value in one.state_dict().items()
         if isinstance(value, (int, float, list, tuple))
     }
 
 
-def _plain(value: Any) -> Any:
+def _as_floats(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_as_floats(one) for one in value]
     return float(value) if isinstance(value, (int, float, torch.Tensor)) else type(value).__name__
 
 

@@ -56,6 +56,7 @@ BAD = (
     Script("bad/same_rows.py", "same-rows"),
     Script("bad/not_sharded.py", "same-rows"),
     Script("bad/sampler_seed.py", "sampler-seed", also=("same-rows",)),
+    Script("bad/some_set_epoch.py", "sampler-seed"),
     Script("bad/not_reduced.py", "not-reduced"),
     Script("bad/replica_start.py", "replica-start"),
     Script("bad/summed.py", "summed"),

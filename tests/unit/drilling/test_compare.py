@@ -118,6 +118,14 @@ def test_a_rank_that_has_the_state_of_rank_0_is_recognised() -> None:
     assert [cause.name for cause in found.causes] == ["rank-0"]
 
 
+def test_buffers_of_every_rank_are_compared() -> None:
+    steps = {rank: [state(number, rank) for number in range(12)] for rank in (0, 1)}
+    straight = Straight(Attempt(notes=copy.deepcopy(steps)), "step", 12).with_second(Attempt(notes=steps))
+    late = {rank: each[6:] for rank, each in steps.items()}
+    late[1][0] = {**late[1][0], "buffers": {"running_mean": [0.0, 1.0]}}
+    assert [cause.name for cause in straight.causes(Attempt(number=1, notes=late), 6)] == ["buffers"]
+
+
 def test_differences_within_the_noise_are_none() -> None:
     noisy = [state(number) | {"model": {"weight": [1.001 + number, 2.0]}} for number in range(12)]
     straight = Straight(attempt(loss=10.0), "report", 12).with_second(attempt(steps=noisy, loss=10.01))

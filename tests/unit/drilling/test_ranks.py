@@ -18,9 +18,14 @@ if TYPE_CHECKING:
 
 
 def attempt(
-    passes: Sequence[Sequence[Sequence[int]]], batch: int, *, by_index: bool = True, has_loader: bool = True
+    passes: Sequence[Sequence[Sequence[int]]],
+    batch: int,
+    *,
+    by_index: bool = True,
+    has_loader: bool = True,
+    epochs: Sequence[Sequence[int]] = (),
 ) -> Attempt:
-    """An attempt in which each rank has read its rows of each pass."""
+    """An attempt in which each rank has read its rows of each pass. epochs: those of a sampler, by pass and rank."""
     notes: dict[int, list[dict[str, Any]]] = {}
     for rank in range(len(passes[0])):
         step = 0
@@ -33,7 +38,7 @@ def attempt(
                     note["pass"] = number
                 note |= {
                     "site": "train.py:3",
-                    "sampler": {},
+                    "sampler": {"epoch": epochs[number][rank], "shuffle": True, "num_replicas": 3} if epochs else {},
                     "index": [f"d:{row}" for row in rows] if by_index else None,
                 }
                 values = {"parameters": {"weight|all": [float(step), 1.0]}}
@@ -102,6 +107,37 @@ def test_data_that_are_divided_cause_no_alarm(divide: Division) -> None:
 @pytest.mark.parametrize("divide", [one_order, own_orders, own_seeds, one_rank_twice, same_draws])
 def test_data_that_several_ranks_read_are_found(divide: Division) -> None:
     assert {seed: causes for seed in range(100) if (causes := found(divide, seed)) != ["same-rows"]} == {}
+
+
+@pytest.mark.parametrize("divide", [one_order, own_orders, own_seeds, one_rank_twice, same_draws])
+def test_data_that_several_ranks_read_only_in_a_later_pass_are_found(divide: Division) -> None:
+    draw = random.Random(0)
+    passes = [(divide if number == 1 else sampler)(draw, 3, 200) for number in range(3)]
+    causes = Ranks(attempt(passes, 4), has_finished=True).faults()
+    assert [cause.name for cause in causes] == ["same-rows"]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "evidence"),
+    [
+        ([[0, 0, 0], [1, 0, 1]], "only ranks 0, 2 called set_epoch() (train.py:3)"),
+        ([[0, 0, 0], [1, 0, 0]], "only rank 0 called set_epoch() (train.py:3)"),
+        ([[0, 0, 0], [1, 1, 2]], "the sampler's epoch is 1 and 2 on ranks 0 and 2 (train.py:3)"),
+        ([[0, 1, 0], [1, 2, 1]], "the sampler's epoch is 0 and 1 on ranks 0 and 1 (train.py:3)"),
+    ],
+)
+def test_samplers_in_other_epochs_are_found_as_soon_as_a_pass_begins(epochs: list[list[int]], evidence: str) -> None:
+    passes = [sampler(random.Random(0), 3, 120), [[row] for row in range(3)]]
+    seen = Ranks(attempt(passes, 4, epochs=epochs), has_finished=False)
+    assert [(cause.name, cause.evidence) for cause in seen.faults()] == [("sampler-seed", evidence)]
+    assert seen.remarks() == []
+
+
+def test_an_epoch_that_all_ranks_keep_is_a_remark() -> None:
+    passes = [sampler(random.Random(0), 2, 120)] * 2
+    seen = Ranks(attempt(passes, 4, epochs=[[0, 0], [0, 0]]), has_finished=True)
+    assert seen.faults() == []
+    assert "set_epoch() is never called" in seen.remarks()[0]
 
 
 def test_constant_rows_prove_nothing() -> None:
