@@ -28,8 +28,8 @@ ROOT = Path(distrain.__file__).parent
 
 LAYERS = [
     "errors", "system", "wire", "hosts", "storage", "data", "api", "transfer", "decisions", "worker", "session",
-    "collective", "agent", "coordinator", "trackers", "console", "page", "torch", "tensorflow", "jax", "lightgbm",
-    "xgboost", "lightning", "huggingface", "prometheus", "as_ray", "drilling", "board", "cli", "launch",
+    "collective", "agent", "coordinator", "jobs", "trackers", "console", "page", "torch", "tensorflow", "jax",
+    "lightgbm", "xgboost", "lightning", "huggingface", "prometheus", "as_ray", "drilling", "board", "cli", "launch",
     "pytest_plugin", "__main__",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""
@@ -44,8 +44,10 @@ ACTING = {"os", "time", "threading", "socket", "subprocess", "pathlib", "select"
 ONE_PACKAGE = ({"as_ray", "as_ray.data"}, {"cli", "cli.run"})
 """Folders that are used together, and may import each other."""
 MOST_MODULES = 16
-MOST_ROOMS = 16
-MOST_LEVELS = 9
+MOST_ROOMS = 17
+"""The queue has a room of its own: it is above the engine, which starts its processes on hosts, and runs without it."""
+MOST_LEVELS = 10
+"""The queue is one of its own: above the coordinator, by whose connections it asks hosts, and below the commands."""
 FOR_USERS = {
     "errors", "session", "collective", "torch", "tensorflow", "jax", "lightgbm", "xgboost", "lightning", "huggingface",
     "prometheus", "drilling", "board", "launch", "pytest_plugin", "__main__",
@@ -57,7 +59,7 @@ NAMED_ABOVE = {
     "data.iterator": {"torch.batches", "tensorflow.data"},
     "storage.runs.details": {"launch"},
     "system.process": {
-        "agent.forkserver", "agent.main", "cli.debugging", "transfer.mover",
+        "agent.forkserver", "agent.main", "cli.debugging", "jobs.side", "transfer.mover",
         "transfer.stream_server", "transfer.uploader", "worker.main", "worker.validator",
     },
 }  # fmt: skip

@@ -24,10 +24,9 @@ from distrain.system.text import count, duration
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from distrain.cli import parsers
     from distrain.coordinator.connection.transport import Transport
     from distrain.jobs.desk import Ticket
     from distrain.system.remote_path import RemotePath
@@ -36,7 +35,7 @@ _POLL_S = 0.5
 _PATIENCE_S = 120.0
 
 
-def add_queue_options(add: parsers.Add) -> None:
+def add_queue_options(add: Callable[..., object]) -> None:
     """Add the options of ``distrain queue``."""
     add("--all", action="store_true", help="also the jobs of the last day that have ended")
 
@@ -85,7 +84,7 @@ def _row(job: Ticket, now: float) -> list[str]:
 # -- cancel ----------------------------------------------------------------------------------------------------------
 
 
-def add_cancel_options(add: parsers.Add) -> None:
+def add_cancel_options(add: Callable[..., object]) -> None:
     """Add the options of ``distrain cancel``."""
     add("job", metavar="JOB", help="its name, or the beginning of it")
 
@@ -117,7 +116,7 @@ def job_named(given: str, tickets: dict[str, Ticket]) -> Ticket:
 # -- gpus ------------------------------------------------------------------------------------------------------------
 
 
-def add_gpus_options(add: parsers.Add) -> None:
+def add_gpus_options(add: Callable[..., object]) -> None:
     """Add the options of ``distrain gpus``."""
     add("--hosts", metavar="alpha:4,beta:4", help="the hosts (default: DISTRAIN_HOSTS, else DISTRAIN_HOSTFILE)")
     add("--hostfile", metavar="PATH", help="a file with the hosts")

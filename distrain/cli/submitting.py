@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.api.config import ScalingConfig
-from distrain.cli.main import JOB
 from distrain.cli.run.command import asked_for, run_command
 from distrain.cli.run.options import make_parser, parse
 from distrain.cli.run.waiting import HOW, Job, enter_queue
@@ -160,7 +159,7 @@ def _send(options: argparse.Namespace, arguments: Sequence[str], user_path: Sequ
             archive.add(file.path, f"code{file.path}")
     python = spec.python or sys.executable
     remote = process.spawn(
-        by_ssh(spec, ssh_args_of(ScalingConfig(), os.environ)).argv([python, "-m", "distrain", JOB, "-"])
+        by_ssh(spec, ssh_args_of(ScalingConfig(), os.environ)).argv([python, "-m", "distrain", "job", "-"])
     )
     said, _ = remote.communicate(parcel.getvalue())
     sys.stdout.write(said.decode(errors="replace"))

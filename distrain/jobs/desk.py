@@ -1,8 +1,9 @@
 """The tickets of a queue: one file for each job, in a directory that all of its users can write to.
 
 A waiter changes its own ticket only, and a lock makes sure that one waiter decides at a time. Each touches its file
-every few seconds; all times are those of the file system, so that the clocks of machines need not agree. Runs in:
-waiter, side, commands.
+every few seconds; all times are those of the file system, so that the clocks of machines need not agree.
+
+Runs in: waiter, side, commands.
 """
 
 from __future__ import annotations
