@@ -16,7 +16,8 @@ from distrain.cli.text import age, coloured, echo, screen, table, write_json
 from distrain.coordinator.connection.choice import hosts_of, transports_for
 from distrain.errors import DistrainError
 from distrain.jobs.far import Far
-from distrain.jobs.waiter import has_queue, in_words, open_desk, tickets_in
+from distrain.jobs.place import has_queue
+from distrain.jobs.waiter import in_words, open_desk, tickets_in
 from distrain.storage.runs.listing import NoSuchRun, Run, run_at
 from distrain.system.background import in_threads
 from distrain.system.remote_path import locate
@@ -163,8 +164,6 @@ def _look(transport: Transport) -> dict[str, Any]:
 
 def jobs_elsewhere(storage: Path | RemotePath, known: Collection[str]) -> list[Run]:
     """Return the jobs that wait, or whose run directory is none of the known ones, as runs of a storage path."""
-    if not has_queue():
-        return []
     active = [one for one in tickets_in(open_desk()).values() if one.is_active and one.run not in known]
     return [_as_run(one, storage) for one in active]
 

@@ -29,7 +29,7 @@ from distrain.coordinator.connection.transport import by_ssh
 from distrain.hosts.hostfile import HostSpec, as_line, parse_hosts
 from distrain.jobs.desk import LOGIN
 from distrain.jobs.detach import install_hook, start_detached
-from distrain.jobs.waiter import QUEUE, state_folder
+from distrain.jobs.place import QUEUE, state_folder
 from distrain.storage.files import write_atomically
 from distrain.system import process
 from distrain.system.locks import is_locked, lock
