@@ -52,7 +52,10 @@ def run_queue(options: argparse.Namespace) -> int:
     elif not shown:
         echo("no job waits or runs")
     else:
-        rows = [["NAME", "USER", "STATE", "SINCE", "NEEDS", "WHERE", "EXPECTED"], *(_row(one, now) for one in shown)]
+        rows = [
+            ["NAME", "USER", "STATE", "SINCE", "NEEDS", "WHERE", "EXPECTED", "WHAT"],
+            *(_row(one, now) for one in shown),
+        ]
         size = screen()
         echo("\n".join(table(rows, size and size[0])))
     return 0
@@ -70,7 +73,7 @@ def _plain(job: Ticket) -> dict[str, Any]:
 def _row(job: Ticket, now: float) -> list[str]:
     is_waiting = job.state == "waiting"
     needs = count(job.size, "GPU" if job.kind == "gpu" else "slot")
-    where = in_words(job.units, job.kind) if job.units else job.why or ", ".join(job.hosts)
+    where = job.why or in_words(job.units, job.kind)
     if job.units and job.host not in job.units:
         where = f"{where}; coordinator on {job.host}"
     expected = ""
@@ -79,7 +82,7 @@ def _row(job: Ticket, now: float) -> list[str]:
     elif job.state == "running" and job.expected_s:
         expected = f"{duration(max(0.0, job.began + job.expected_s - now))} left"
     since = job.ended or job.began or job.submitted
-    return [job.name, job.user, coloured(state_of(job)), age(now - since), needs, where, expected]
+    return [job.name, job.user, coloured(state_of(job)), age(now - since), needs, where, expected, job.command]
 
 
 # -- cancel ----------------------------------------------------------------------------------------------------------

@@ -264,12 +264,12 @@ class Waiter:
         with suppress(DistrainError), locked(self._desk):
             self._write(run=run)
 
-    def end(self, how: str) -> None:
-        """Note how the job has ended, and give its units back."""
+    def end(self, how: str, why: str = "") -> None:
+        """Note how the job has ended, and why, and give its units back."""
         self._over.set()
         self._close_links()
         with suppress(DistrainError), locked(self._desk):
-            self._write(state="ended", how=how, ended=self._desk.now(), looks={})
+            self._write(state="ended", how=how, why=why, ended=self._desk.now(), looks={})
 
     def _close_links(self) -> None:
         for link in self._links.values():
