@@ -187,7 +187,7 @@ def run_of_job(given: str, *, waits: bool) -> Run | None:
         return None
     job, said = tickets[given], ""
     while job.is_active and not job.run and waits:
-        if job.why != said:
+        if job.why not in ("", said):
             echo(f"{job.name} waits: {job.why}")
         said = job.why
         time.sleep(_POLL_S)  # once more after its beginning: a moment later, it takes requests
