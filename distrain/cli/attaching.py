@@ -41,7 +41,7 @@ _SOON_S = 2.0
 
 def run_attach(options: argparse.Namespace) -> int:
     """Show the console of a running run until it ends, and return its exit code. Ctrl-C only detaches."""
-    run = parsers.run_of(options)
+    run = parsers.run_of(options, waits=True)
     try:
         with console_threads(), closing(connect(run)) as channel:
             is_over = _show_console(run, channel)

@@ -41,7 +41,7 @@ def add_logs_options(add: parsers.Add) -> None:
 
 def run_logs(options: argparse.Namespace) -> int:
     """Show logs."""
-    run = parsers.run_of(options)
+    run = parsers.run_of(options, waits=options.follow)
     if options.follow:
         return _follow(run, options)
     attempts = attempts_with_logs(run)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
-from distrain.cli.queueing import jobs_elsewhere
 from distrain.cli.text import age, coloured, cut, echo, metrics_line, paint, screen, table, width_of, write_json
+from distrain.jobs.places import has_queue
 from distrain.storage.runs.listing import FOREIGN, Run, WrongArgument, differing, list_runs, storage_at
 from distrain.storage.runs.notes import Notes
 from distrain.system.text import broken, did_you_mean, number, printable
@@ -41,7 +41,9 @@ def run_ls(options: argparse.Namespace) -> int:
     runs = list_runs(storage, may_be_missing=options.path is None)
     for path in options.more:
         runs += list_runs(storage_at(path))
-    if options.path is None:
+    if options.path is None and has_queue():
+        from distrain.cli.queueing import jobs_elsewhere
+
         runs += jobs_elsewhere(storage, {run.path for run in runs})
     runs = [run for run in runs if options.tag in (None, *run.notes.tags)]
     best = _best(runs, options.sort) if options.sort else {}

@@ -16,7 +16,8 @@ from distrain.cli.text import age, coloured, echo, screen, table, write_json
 from distrain.coordinator.connection.choice import hosts_of, transports_for
 from distrain.errors import DistrainError
 from distrain.jobs.far import Far
-from distrain.jobs.waiter import has_queue, in_words, open_desk, tickets_in
+from distrain.jobs.places import state_folder
+from distrain.jobs.waiter import in_words, open_desk, tickets_in
 from distrain.storage.runs.listing import NoSuchRun, Run, run_at
 from distrain.system.background import in_threads
 from distrain.system.remote_path import locate
@@ -69,7 +70,7 @@ def _plain(job: Ticket) -> dict[str, Any]:
 def _row(job: Ticket, now: float) -> list[str]:
     is_waiting = job.state == "waiting"
     needs = count(job.size, "GPU" if job.kind == "gpu" else "slot")
-    where = in_words(job.units, job.kind) if job.units else job.why or ", ".join(job.hosts)
+    where = in_words(job.units, job.kind) if job.units else (is_waiting and job.why) or ", ".join(job.hosts)
     if job.units and job.host not in job.units:
         where = f"{where}; coordinator on {job.host}"
     expected = ""
@@ -94,7 +95,7 @@ def run_cancel(options: argparse.Namespace) -> int:
     desk = open_desk()
     job = job_named(options.job, tickets_in(desk))
     if not job.is_active:
-        raise NoSuchRun(f"{job.name} does not wait or run: it is {state_of(job)}")
+        raise NoSuchRun(f"{job.name} has ended already: {state_of(job)}")
     desk.cancel(job.name)
     deadline = time.monotonic() + _PATIENCE_S
     while job.is_active and time.monotonic() < deadline:
@@ -141,8 +142,9 @@ def run_gpus(options: argparse.Namespace) -> int:
     rows = [[one["host"], one["gpu"], one["product"], one["user"] or coloured("free")] for one in gpus]
     rows += [[host, "", "", look.get("problem") or "no GPU"] for host, look in looks.items() if not look["users"]]
     echo("\n".join(table([["HOST", "GPU", "PRODUCT", "USED BY"], *rows])))
-    free = sum(not one["user"] for one in gpus)
-    echo(f"{free} of {count(len(gpus), 'GPU')} {'is' if free == 1 else 'are'} free")
+    if gpus:
+        free = sum(not one["user"] for one in gpus)
+        echo(f"{free} of {count(len(gpus), 'GPU')} {'is' if free == 1 else 'are'} free")
     return 0
 
 
@@ -163,8 +165,6 @@ def _look(transport: Transport) -> dict[str, Any]:
 
 def jobs_elsewhere(storage: Path | RemotePath, known: Collection[str]) -> list[Run]:
     """Return the jobs that wait, or whose run directory is none of the known ones, as runs of a storage path."""
-    if not has_queue():
-        return []
     active = [one for one in tickets_in(open_desk()).values() if one.is_active and one.run not in known]
     return [_as_run(one, storage) for one in active]
 
@@ -181,7 +181,7 @@ def run_of_job(given: str, *, waits: bool) -> Run | None:
 
     If it is on another machine, the command runs there instead of this process. waits: until the job has begun.
     """
-    if not has_queue() or given not in (tickets := tickets_in(desk := open_desk())):
+    if given not in (tickets := tickets_in(desk := open_desk())):
         return None
     job, said = tickets[given], ""
     while job.is_active and not job.run and waits:
@@ -190,8 +190,11 @@ def run_of_job(given: str, *, waits: bool) -> Run | None:
         said = job.why
         time.sleep(_POLL_S)
         job = tickets_in(desk).get(given, job)
-    if not job.run:
+    if not job.run and job.is_active:
         raise NoSuchRun(f"{job.name} is {state_of(job)}{f': {job.why}' if job.why else ''}")
+    if not job.run:
+        said = state_folder() / "jobs" / job.name / "console.log"
+        raise NoSuchRun(f"{job.name} is {state_of(job)}, and never began to train; {said} on {job.host} says why")
     if job.host == node() or "://" in job.run or os.path.isdir(job.run):
         return run_at(locate(job.run))
     words = [job.python, "-m", "distrain", *(job.run if word == given else word for word in sys.argv[1:])]

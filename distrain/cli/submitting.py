@@ -29,7 +29,7 @@ from distrain.coordinator.connection.transport import by_ssh
 from distrain.hosts.hostfile import HostSpec, as_line, parse_hosts
 from distrain.jobs.desk import LOGIN
 from distrain.jobs.detach import install_hook, start_detached
-from distrain.jobs.waiter import QUEUE, state_folder
+from distrain.jobs.places import QUEUE, state_folder
 from distrain.storage.files import write_atomically
 from distrain.system import process
 from distrain.system.locks import is_locked, lock
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _KEPT_S = 7 * 86400.0
 """Seconds for which the directory of a job is kept after its end."""
+_SSH_FAILED = 255
 _PLACES = ("--on-host", "--hosts", "--hostfile")
 _LEFT_OUT = ("SSH_", "TMUX", "STY", "DISPLAY", "WINDOWID")
 """Beginnings of the names of variables that belong to a terminal."""
@@ -61,7 +62,8 @@ def run_submit(arguments: Sequence[str], user_path: Sequence[str]) -> int:
     name = waiter.ticket.name
     folder = _folder_of(name)
     shutil.rmtree(folder, ignore_errors=True)
-    (folder / "code").mkdir(parents=True, mode=0o700)
+    folder.mkdir(parents=True, mode=0o700)  # its files have the environment
+    (folder / "code").mkdir()
     project = find_project(
         sys_path=user_path,
         directory=os.getcwd(),
@@ -163,10 +165,10 @@ def _send(options: argparse.Namespace, arguments: Sequence[str], user_path: Sequ
     )
     said, _ = remote.communicate(parcel.getvalue())
     sys.stdout.write(said.decode(errors="replace"))
-    if remote.returncode:
-        echo(
-            f"distrain submit: {options.on_host} has not taken the job; distrain has to be installed there", sys.stderr
-        )
+    if remote.returncode == _SSH_FAILED:
+        echo(f"distrain submit: error: {options.on_host} cannot be reached", sys.stderr)
+    elif remote.returncode:
+        echo(f"distrain submit: error: {options.on_host} has not taken the job; install distrain there", sys.stderr)
     return remote.returncode
 
 

@@ -11,7 +11,6 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.coordinator.connection.transport import by_ssh
@@ -20,17 +19,17 @@ from distrain.hosts.claims import CLAIM
 from distrain.hosts.hostfile import HostSpec, parse_hosts
 from distrain.jobs.desk import DAY_S, Desk, Ticket
 from distrain.jobs.far import Far
+from distrain.jobs.places import QUEUE, state_folder
 from distrain.jobs.turn import Turn, Units, turns
 from distrain.system import process
 from distrain.system.log import say
+from distrain.system.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from distrain.coordinator.connection.transport import Transport
 
-QUEUE = "DISTRAIN_QUEUE"
-"""Environment variable: the directory of the queue, or ``ssh://host/directory``."""
 _BEAT_S = 3.0
 _POLL_S = 2.0
 _LOOK_S = 5.0
@@ -68,17 +67,6 @@ def open_desk() -> Desk | FarDesk:
         (spec,) = parse_hosts(host, QUEUE)
         return FarDesk(partial(Far, by_ssh(spec), "queue"), f"/{folder}")
     return Desk(given)
-
-
-def has_queue() -> bool:
-    """Tell if this user has a queue; :func:`open_desk` would make one."""
-    return bool(os.environ.get(QUEUE)) or (state_folder() / "queue").is_dir()
-
-
-def state_folder() -> Path:
-    """Return the directory for what distrain keeps about this user's jobs on this machine."""
-    parent = os.environ.get("XDG_STATE_HOME", "")
-    return Path(parent if os.path.isabs(parent) else "~/.local/state").expanduser() / "distrain"
 
 
 @contextmanager
@@ -250,8 +238,10 @@ class Waiter:
             )
             most = sum(room if limit is None else min(room, limit) for limit, room in rooms)
             if most < self.ticket.workers:
+                each = f" with {count(self.ticket.each, 'GPU')} each" if self.ticket.kind == "gpu" else ""
                 raise ResourcesError(
-                    f"{self.ticket.name} needs {self.ticket.workers} workers, and {most} fit on its hosts"
+                    f"{self.ticket.name} needs {count(self.ticket.workers, 'worker')}{each}, but "
+                    f"{', '.join(self.ticket.hosts)} {'has' if len(self.ticket.hosts) == 1 else 'have'} room for {most}"
                 )
 
     def _claim(self, units: Units) -> bool:

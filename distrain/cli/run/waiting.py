@@ -17,6 +17,7 @@ from distrain.api.config import RunConfig, ScalingConfig
 from distrain.api.observer import Fact, Observer, RunBegan
 from distrain.coordinator.connection.choice import transports_for
 from distrain.coordinator.run.errors import exit_code_of
+from distrain.coordinator.run.facts import without_secrets
 from distrain.errors import ResourcesError
 from distrain.hosts.hostfile import as_line
 from distrain.jobs.desk import Ticket
@@ -79,7 +80,7 @@ def ticket_for(options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: 
         hosts={key_of(host): host.slots for host in hosts},
         expected_s=options.time,
         after=options.after,
-        command=shlex.join(["distrain", *sys.argv[1:]]),
+        command=shlex.join(["distrain", *without_secrets(sys.argv[1:])]),
     )
 
 
