@@ -193,8 +193,8 @@ def run_of_job(given: str, *, waits: bool) -> Run | None:
     if not job.run and job.is_active:
         raise NoSuchRun(f"{job.name} is {state_of(job)}{f': {job.why}' if job.why else ''}")
     if not job.run:
-        said = state_folder() / "jobs" / job.name / "console.log"
-        raise NoSuchRun(f"{job.name} is {state_of(job)}, and never began to train; {said} on {job.host} says why")
+        console = state_folder() / "jobs" / job.name / "console.log"
+        raise NoSuchRun(f"{job.name} never began to train: it is {state_of(job)}; on {job.host}, {console} says why")
     if job.host == node() or "://" in job.run or os.path.isdir(job.run):
         return run_at(locate(job.run))
     words = [job.python, "-m", "distrain", *(job.run if word == given else word for word in sys.argv[1:])]

@@ -1,4 +1,4 @@
-"""Where the queue and the jobs of a user are. It loads little, for commands that show runs. Runs in: waiter, commands."""
+"""Where the queue and the jobs of a user are. It loads little, as `ls` needs it. Runs in: waiter, commands."""
 
 from __future__ import annotations
 
