@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
 from distrain.cli.text import age, coloured, cut, echo, metrics_line, paint, screen, table, width_of, write_json
-from distrain.jobs.places import has_queue
+from distrain.jobs.place import has_queue
 from distrain.storage.runs.listing import FOREIGN, Run, WrongArgument, differing, list_runs, storage_at
 from distrain.storage.runs.notes import Notes
 from distrain.system.text import broken, did_you_mean, number, printable
@@ -42,7 +42,7 @@ def run_ls(options: argparse.Namespace) -> int:
     for path in options.more:
         runs += list_runs(storage_at(path))
     if options.path is None and has_queue():
-        from distrain.cli.queueing import jobs_elsewhere
+        from distrain.cli.queueing import jobs_elsewhere  # it takes a while
 
         runs += jobs_elsewhere(storage, {run.path for run in runs})
     runs = [run for run in runs if options.tag in (None, *run.notes.tags)]

@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
-from distrain.jobs.places import has_queue
+from distrain.jobs.place import has_queue
 from distrain.storage.runs.listing import LAST, NoSuchRun, Run, find_run, storage_at
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def storage_of(options: argparse.Namespace) -> Path | RemotePath:
 def run_of(options: argparse.Namespace, *, waits: bool = False) -> Run:
     """Return the run that the options name, or that of a job. Raises WrongArgument or OSError.
 
-    The name of a job comes before the beginning of the name of a run. waits: until a job has begun.
+    The name of a job comes before the beginning of the name of a run. waits: for a job that has not begun.
     """
     try:
         run = find_run(options.run, storage_of(options))

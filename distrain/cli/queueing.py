@@ -16,7 +16,6 @@ from distrain.cli.text import age, coloured, echo, screen, table, write_json
 from distrain.coordinator.connection.choice import hosts_of, transports_for
 from distrain.errors import DistrainError
 from distrain.jobs.far import Far
-from distrain.jobs.places import state_folder
 from distrain.jobs.waiter import in_words, open_desk, tickets_in
 from distrain.storage.runs.listing import NoSuchRun, Run, run_at
 from distrain.system.background import in_threads
@@ -52,7 +51,10 @@ def run_queue(options: argparse.Namespace) -> int:
     elif not shown:
         echo("no job waits or runs")
     else:
-        rows = [["NAME", "USER", "STATE", "SINCE", "NEEDS", "WHERE", "EXPECTED"], *(_row(one, now) for one in shown)]
+        rows = [
+            ["NAME", "USER", "STATE", "SINCE", "NEEDS", "WHERE", "EXPECTED", "WHAT"],
+            *(_row(one, now) for one in shown),
+        ]
         size = screen()
         echo("\n".join(table(rows, size and size[0])))
     return 0
@@ -70,7 +72,7 @@ def _plain(job: Ticket) -> dict[str, Any]:
 def _row(job: Ticket, now: float) -> list[str]:
     is_waiting = job.state == "waiting"
     needs = count(job.size, "GPU" if job.kind == "gpu" else "slot")
-    where = in_words(job.units, job.kind) if job.units else (is_waiting and job.why) or ", ".join(job.hosts)
+    where = job.why or in_words(job.units, job.kind)
     if job.units and job.host not in job.units:
         where = f"{where}; coordinator on {job.host}"
     expected = ""
@@ -79,7 +81,7 @@ def _row(job: Ticket, now: float) -> list[str]:
     elif job.state == "running" and job.expected_s:
         expected = f"{duration(max(0.0, job.began + job.expected_s - now))} left"
     since = job.ended or job.began or job.submitted
-    return [job.name, job.user, coloured(state_of(job)), age(now - since), needs, where, expected]
+    return [job.name, job.user, coloured(state_of(job)), age(now - since), needs, where, expected, job.command]
 
 
 # -- cancel ----------------------------------------------------------------------------------------------------------
@@ -188,13 +190,10 @@ def run_of_job(given: str, *, waits: bool) -> Run | None:
         if job.why != said:
             echo(f"{job.name} waits: {job.why}")
         said = job.why
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_S)  # once more after its beginning: a moment later, it takes requests
         job = tickets_in(desk).get(given, job)
-    if not job.run and job.is_active:
-        raise NoSuchRun(f"{job.name} is {state_of(job)}{f': {job.why}' if job.why else ''}")
     if not job.run:
-        console = state_folder() / "jobs" / job.name / "console.log"
-        raise NoSuchRun(f"{job.name} never began to train: it is {state_of(job)}; on {job.host}, {console} says why")
+        raise NoSuchRun(f"{job.name} is {state_of(job)}{f': {job.why}' if job.why else ''}")
     if job.host == node() or "://" in job.run or os.path.isdir(job.run):
         return run_at(locate(job.run))
     words = [job.python, "-m", "distrain", *(job.run if word == given else word for word in sys.argv[1:])]

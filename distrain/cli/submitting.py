@@ -29,7 +29,7 @@ from distrain.coordinator.connection.transport import by_ssh
 from distrain.hosts.hostfile import HostSpec, as_line, parse_hosts
 from distrain.jobs.desk import LOGIN
 from distrain.jobs.detach import install_hook, start_detached
-from distrain.jobs.places import QUEUE, state_folder
+from distrain.jobs.place import QUEUE, state_folder
 from distrain.storage.files import write_atomically
 from distrain.system import process
 from distrain.system.locks import is_locked, lock
@@ -57,13 +57,6 @@ def run_submit(arguments: Sequence[str], user_path: Sequence[str]) -> int:
     if options.on_host:
         return _send(options, arguments, user_path)
     hosts, work, scaling, run = asked_for(parser, options, user_path, Job())
-    token = uuid.uuid4().hex
-    waiter = enter_queue(options, hosts, scaling, stem_of(script_of(work)), token)
-    name = waiter.ticket.name
-    folder = _folder_of(name)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, mode=0o700)  # its files have the environment
-    (folder / "code").mkdir()
     project = find_project(
         sys_path=user_path,
         directory=os.getcwd(),
@@ -71,6 +64,11 @@ def run_submit(arguments: Sequence[str], user_path: Sequence[str]) -> int:
         named=[os.fspath(path) for path in run.shipping_config.include],
         limit_bytes=run.shipping_config.limit_bytes,
     )
+    token = uuid.uuid4().hex
+    name = enter_queue(options, hosts, scaling, stem_of(script_of(work)), token).ticket.name
+    folder = _jobs() / f"{name}-{token[:8]}"  # another queue may have a job of the same name
+    folder.mkdir(parents=True, mode=0o700)  # its files have the environment
+    (folder / "code").mkdir()
     for file in project.files:
         copy = Path(f"{folder}/code{file.path}")
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -86,25 +84,25 @@ def run_submit(arguments: Sequence[str], user_path: Sequence[str]) -> int:
     }
     write_atomically(folder / "job.json", json.dumps(facts).encode())
     told = install_hook() if options.resume else ""
-    told = start_detached(name, folder) or told
+    told = start_detached(folder) or told
     echo(f"{name} is in the queue: `distrain queue`, `distrain attach {name}`, `distrain cancel {name}`")
     if told:
         echo(told, sys.stderr)
     return 0
 
 
-def _folder_of(name: str) -> Path:
-    return state_folder() / "jobs" / name
+def _jobs() -> Path:
+    return state_folder() / "jobs"
 
 
 # -- the process of a job --------------------------------------------------------------------------------------------
 
 
-def run_job(name: str) -> int:
-    """Wait in the queue and train, as the process of a job."""
-    if name == "-":
+def run_job(given: str) -> int:
+    """Wait in the queue and train, as the process of a job. given: its directory; ``-``: submit what stdin has."""
+    if given == "-":
         return _receive()
-    folder = _folder_of(name)
+    folder = Path(given)
     facts = json.loads((folder / "job.json").read_text())
     os.environ.clear()
     os.environ.update(facts["environment"])
@@ -114,7 +112,7 @@ def run_job(name: str) -> int:
         lock(held.fileno(), fcntl.LOCK_EX)
         sys.argv = ["distrain", "run", *facts["arguments"]]
         code = run_command(
-            ["--wait", f"--name={name}", *facts["arguments"]], facts["path"], prog="distrain run", job=job
+            ["--wait", f"--name={facts['name']}", *facts["arguments"]], facts["path"], prog="distrain run", job=job
         )
         if HOW.get(code) != "stopped":  # a machine that shuts down stops it so
             write_atomically(folder / "ended", f"{code}\n".encode())
@@ -123,14 +121,14 @@ def run_job(name: str) -> int:
 
 def _resume_all() -> int:
     """Start the jobs of this machine again that have neither ended nor a process."""
-    for folder in sorted((state_folder() / "jobs").glob("*")):
+    for folder in sorted(_jobs().glob("*")):
         ended = folder / "ended"
         if ended.exists():
             if time.time() - ended.stat().st_mtime > _KEPT_S:
                 shutil.rmtree(folder, ignore_errors=True)
         elif (folder / "job.json").exists() and not is_locked(folder / "lock"):
-            told = start_detached(folder.name, folder)
-            echo(f"{folder.name} continues{f'; {told}' if told else ''}")
+            told = start_detached(folder)
+            echo(f"{folder.name[:-9]} continues{f'; {told}' if told else ''}")
     return 0
 
 

@@ -43,7 +43,7 @@ class Ticket:
     kind: of what it needs: GPUs, or slots of CPUs. workers: how many. each: GPUs of one worker.
     hosts: those that it may use, each with its most workers (None: any number).
     expected_s: how long it takes, as its user says; None if unknown. after: jobs that have to end before.
-    command: how it was submitted. host: the machine of its waiter, and later of its coordinator; login: for ssh to it.
+    command: its script, with its arguments. host: the machine of its waiter, and later of its coordinator; login: for ssh to it.
     state: ``waiting``, ``running`` or ``ended``. how: it has ended. why: it still waits. begins: when that will end, if
         that is known.
     units: what it has: names of GPUs or slots, by host.

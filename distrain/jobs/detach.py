@@ -33,18 +33,18 @@ _HOOK = "distrain-resume.service"
 _LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
 
 
-def start_detached(name: str, folder: Path) -> str:
+def start_detached(folder: Path) -> str:
     """Start the process of a job, with its output in ``console.log``. Return what its user should know, or empty.
 
     systemd's user manager starts it if it outlives the user's logins; else it gets a session of its own.
     """
-    command, log = [sys.executable, "-m", "distrain", "job", name], folder / "console.log"
+    command, log = [sys.executable, "-m", "distrain", "job", str(folder)], folder / "console.log"
     output = {"StandardOutput": f"append:{log}", "StandardError": "inherit"}
     settings = {"KillMode": "mixed", "TimeoutStopSec": "120", **output}
     if _lingers():
         words = [word for key, value in settings.items() for word in ("-p", f"{key}={value}")]
         passed = [f"--setenv={key}={os.environ[key]}" for key in ("PYTHONPATH", "XDG_STATE_HOME") if key in os.environ]
-        unit = ["--user", "--quiet", "--collect", f"--unit=distrain-{name}", *words, *passed]
+        unit = ["--user", "--quiet", "--collect", f"--unit=distrain-{folder.name}", *words, *passed]
         if _output(["systemd-run", *unit, "--", *command]) is not None:
             return ""
     with open(log, "ab") as file:
@@ -77,7 +77,7 @@ def install_hook() -> str:
 
 def _lingers() -> bool:
     """Tell if systemd manages services of this user, also while they are not logged in."""
-    folder = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
+    folder = os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")  # cron, for one, does not set it
     if not Path(folder, "systemd", "private").exists():
         return False
     user = pwd.getpwuid(os.geteuid()).pw_name

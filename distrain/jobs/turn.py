@@ -2,9 +2,8 @@
 
 A job that finds too few free units reserves the ones that it will get. A later job may take a reserved unit only if it
 ends before, by what its user says it takes. So a small job may go first, but delays no bigger one. This is conservative
-backfilling (Mu'alem and Feitelson, "Utilization, Predictability, Workloads, and User Runtime Estimates in Scheduling the
-IBM SP2 with Backfilling", 2001). A job of unknown length may end at any moment: what it has counts as free right now for
-reservations, and it never gets what is reserved.
+backfilling (Mu'alem and Feitelson, IEEE Transactions on Parallel and Distributed Systems 12(6), 2001). A job of unknown
+length may end at any moment: what it has counts as free right now for reservations, and it never gets what is reserved.
 
 Each waiter decides anew every few seconds. So choices depend as little as possible on what others do in the meantime: a
 job that goes before must not have a bigger one choose other units than those that were kept free for it.

@@ -19,7 +19,7 @@ from distrain.hosts.claims import CLAIM
 from distrain.hosts.hostfile import HostSpec, parse_hosts
 from distrain.jobs.desk import DAY_S, Desk, Ticket
 from distrain.jobs.far import Far
-from distrain.jobs.places import QUEUE, state_folder
+from distrain.jobs.place import QUEUE, state_folder
 from distrain.jobs.turn import Turn, Units, turns
 from distrain.system import process
 from distrain.system.log import say
@@ -267,12 +267,12 @@ class Waiter:
         with suppress(DistrainError), locked(self._desk):
             self._write(run=run)
 
-    def end(self, how: str) -> None:
-        """Note how the job has ended, and give its units back."""
+    def end(self, how: str, why: str = "") -> None:
+        """Note how the job has ended, and why, and give its units back."""
         self._over.set()
         self._close_links()
         with suppress(DistrainError), locked(self._desk):
-            self._write(state="ended", how=how, ended=self._desk.now(), looks={})
+            self._write(state="ended", how=how, why=why, ended=self._desk.now(), looks={})
 
     def _close_links(self) -> None:
         for link in self._links.values():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import tempfile
 import uuid
 from contextlib import contextmanager
@@ -70,6 +69,8 @@ def take_gpus(options: argparse.Namespace) -> None:
 
 def ticket_for(options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: ScalingConfig) -> Ticket:
     """Return the ticket of a job. Raise ResourcesError for what no queue can share out."""
+    if not scaling.max_workers:
+        raise ResourcesError("num_workers=0 trains in this process, which needs nothing that others could have")
     if scaling.gpus_per_worker != int(scaling.gpus_per_worker):
         raise ResourcesError("the queue gives whole GPUs: ask for a whole number for each worker, or do not wait")
     return Ticket(
@@ -80,7 +81,7 @@ def ticket_for(options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: 
         hosts={key_of(host): host.slots for host in hosts},
         expected_s=options.time,
         after=options.after,
-        command=shlex.join(["distrain", *without_secrets(sys.argv[1:])]),
+        command=shlex.join(without_secrets(options.module or [str(options.target), *options.arguments])),
     )
 
 
@@ -122,4 +123,4 @@ def in_queue(
         raise
     finally:
         how = "cancelled" if waiter.is_cancelled else HOW.get(exit_code_of(error), "failed")
-        waiter.end(how)
+        waiter.end(how, str(error).partition("\n")[0] if how == "failed" else "")

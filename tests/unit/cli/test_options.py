@@ -90,7 +90,7 @@ def test_texts_name_options_on_the_command_line_only(text: str, expected: str) -
         (("--interface", "a b"), "--interface must be a network interface"),
         (("--env", "=1"), "--env =1: must be NAME=VALUE"),
         *(((name, "2"), f"there is no option {name}; use --num-workers N") for name in ("-n", "-np", "--num_procs")),
-        (("--gpus=2",), "there is no option --gpus; use --num-workers N --use-gpu"),
+        (("--ngpus=2",), "there is no option --ngpus; use --num-workers N --use-gpu"),
         (("--no-python",), "there is no option --no-python; ranks are Python; in a script, subprocess.run()"),
         (("-m", "--num-workers", "2"), "-m --num-workers: is not a module; put -m after the options"),
     ],

@@ -20,7 +20,7 @@ HONOURED = {
     RunConfig: {
         *("log_dir", "stop_grace_s", "stop_signals"),
         *("name", "storage_path", "storage_filesystem", "failure_config", "checkpoint_config", "worker_runtime_env"),
-        *("logging_config", "shipping_config", "progress", "verbose", "callbacks", "trackers"),
+        *("logging_config", "shipping_config", "progress", "verbose", "callbacks", "trackers", "on_end"),
     },
     LoggingConfig: {"log_level"},
     ShippingConfig: {"enabled"},

@@ -36,7 +36,8 @@ class Play:
     @property
     def users(self) -> dict[str, dict[str, str]]:
         return {
-            host: {f"GPU-{n}": self._holder(host, f"GPU-{n}") for n in range(count)} for host, count in self.hosts.items()
+            host: {f"GPU-{n}": self._holder(host, f"GPU-{n}") for n in range(count)}
+            for host, count in self.hosts.items()
         }
 
     def _holder(self, host: str, name: str) -> str:
@@ -143,8 +144,8 @@ def test_no_gpu_is_given_twice_and_every_job_runs(seed: int) -> None:
 def test_nobody_is_delayed_by_those_who_come_later(seed: int, knows: float) -> None:
     """Whoever begins before an earlier job leaves its promised beginning as it was.
 
-    And once the jobs have ended that ran when it became the first to wait, that job begins: nobody of unknown length who
-    got something in the meantime is in its way.
+    And once the jobs have ended that ran when it became the first to wait, that job begins: nobody of unknown length
+    who got something in the meantime is in its way.
     """
     draw = random.Random(seed)
     play = Play({"alpha": draw.choice([2, 4]), "beta": draw.choice([2, 4])})

@@ -1,4 +1,4 @@
-"""Where the queue and the jobs of a user are. It loads little, as `ls` needs it. Runs in: waiter, commands."""
+"""Where the queue of this user is, and what belongs to their jobs. Runs in: waiter, commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ QUEUE = "DISTRAIN_QUEUE"
 
 
 def has_queue() -> bool:
-    """Tell if this user has a queue; :func:`~distrain.jobs.waiter.open_desk` would make one."""
+    """Tell if this user has a queue; :func:`open_desk` would make one."""
     return bool(os.environ.get(QUEUE)) or (state_folder() / "queue").is_dir()
 
 
