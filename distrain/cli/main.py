@@ -44,11 +44,10 @@ usage: distrain COMMAND ...        (distrain COMMAND --help explains one)
 {}
 
 A RUN is a path, a URL, a name, the beginning of a name, or `last`, the newest.
-Names are looked up in --storage-path: by default DISTRAIN_STORAGE_PATH, else
-~/distrain_results.
+Names are in --storage-path (DISTRAIN_STORAGE_PATH, else ~/distrain_results).
 
   distrain run --num-workers 4 train.py --epochs 3
-  distrain run --as-ray ray_train.py
+  distrain submit --gpus 2 train.py
   distrain logs last -f
 
 Documentation: https://distrain.github.io/distrain

@@ -7,7 +7,8 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
-from distrain.storage.runs.listing import NoSuchRun, Run, find_run, storage_at
+from distrain.jobs.place import has_queue
+from distrain.storage.runs.listing import LAST, NoSuchRun, Run, find_run, storage_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,13 +95,20 @@ def storage_of(options: argparse.Namespace) -> Path | RemotePath:
 def run_of(options: argparse.Namespace, *, waits: bool = False) -> Run:
     """Return the run that the options name, or that of a job. Raises WrongArgument or OSError.
 
-    waits: for a job that has not begun.
+    The name of a job comes before the beginning of the name of a run. waits: for a job that has not begun.
     """
     try:
-        return find_run(options.run, storage_of(options))
+        run = find_run(options.run, storage_of(options))
     except NoSuchRun:
-        from distrain.cli.queueing import run_of_job
+        if (job := _job_of(options, waits=waits)) is None:
+            raise
+        return job
+    return run if options.run in (run.name, LAST) else _job_of(options, waits=waits) or run
 
-        if options.storage_path is None and (run := run_of_job(options.run, waits=waits)) is not None:
-            return run
-        raise
+
+def _job_of(options: argparse.Namespace, *, waits: bool) -> Run | None:
+    if options.storage_path is not None or not has_queue():
+        return None
+    from distrain.cli.queueing import run_of_job
+
+    return run_of_job(options.run, waits=waits)

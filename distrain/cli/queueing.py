@@ -16,7 +16,6 @@ from distrain.cli.text import age, coloured, echo, screen, table, write_json
 from distrain.coordinator.connection.choice import hosts_of, transports_for
 from distrain.errors import DistrainError
 from distrain.jobs.far import Far
-from distrain.jobs.place import has_queue
 from distrain.jobs.waiter import in_words, open_desk, tickets_in
 from distrain.storage.runs.listing import NoSuchRun, Run, run_at
 from distrain.system.background import in_threads
@@ -98,7 +97,7 @@ def run_cancel(options: argparse.Namespace) -> int:
     desk = open_desk()
     job = job_named(options.job, tickets_in(desk))
     if not job.is_active:
-        raise NoSuchRun(f"{job.name} does not wait or run: it is {state_of(job)}")
+        raise NoSuchRun(f"{job.name} has ended already: {state_of(job)}")
     desk.cancel(job.name)
     deadline = time.monotonic() + _PATIENCE_S
     while job.is_active and time.monotonic() < deadline:
@@ -145,8 +144,9 @@ def run_gpus(options: argparse.Namespace) -> int:
     rows = [[one["host"], one["gpu"], one["product"], one["user"] or coloured("free")] for one in gpus]
     rows += [[host, "", "", look.get("problem") or "no GPU"] for host, look in looks.items() if not look["users"]]
     echo("\n".join(table([["HOST", "GPU", "PRODUCT", "USED BY"], *rows])))
-    free = sum(not one["user"] for one in gpus)
-    echo(f"{free} of {count(len(gpus), 'GPU')} {'is' if free == 1 else 'are'} free")
+    if gpus:
+        free = sum(not one["user"] for one in gpus)
+        echo(f"{free} of {count(len(gpus), 'GPU')} {'is' if free == 1 else 'are'} free")
     return 0
 
 
@@ -183,7 +183,7 @@ def run_of_job(given: str, *, waits: bool) -> Run | None:
 
     If it is on another machine, the command runs there instead of this process. waits: until the job has begun.
     """
-    if not has_queue() or given not in (tickets := tickets_in(desk := open_desk())):
+    if given not in (tickets := tickets_in(desk := open_desk())):
         return None
     job, said = tickets[given], ""
     while job.is_active and not job.run and waits:

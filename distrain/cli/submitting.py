@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _KEPT_S = 7 * 86400.0
 """Seconds for which the directory of a job is kept after its end."""
+_SSH_FAILED = 255
 _PLACES = ("--on-host", "--hosts", "--hostfile")
 _LEFT_OUT = ("SSH_", "TMUX", "STY", "DISPLAY", "WINDOWID")
 """Beginnings of the names of variables that belong to a terminal."""
@@ -66,7 +67,8 @@ def run_submit(arguments: Sequence[str], user_path: Sequence[str]) -> int:
     token = uuid.uuid4().hex
     name = enter_queue(options, hosts, scaling, stem_of(script_of(work)), token).ticket.name
     folder = _jobs() / f"{name}-{token[:8]}"  # another queue may have a job of the same name
-    (folder / "code").mkdir(parents=True, mode=0o700)
+    folder.mkdir(parents=True, mode=0o700)  # its files have the environment
+    (folder / "code").mkdir()
     for file in project.files:
         copy = Path(f"{folder}/code{file.path}")
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -161,10 +163,10 @@ def _send(options: argparse.Namespace, arguments: Sequence[str], user_path: Sequ
     )
     said, _ = remote.communicate(parcel.getvalue())
     sys.stdout.write(said.decode(errors="replace"))
-    if remote.returncode:
-        echo(
-            f"distrain submit: {options.on_host} has not taken the job; distrain has to be installed there", sys.stderr
-        )
+    if remote.returncode == _SSH_FAILED:
+        echo(f"distrain submit: error: {options.on_host} cannot be reached", sys.stderr)
+    elif remote.returncode:
+        echo(f"distrain submit: error: {options.on_host} has not taken the job; install distrain there", sys.stderr)
     return remote.returncode
 
 

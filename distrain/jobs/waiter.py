@@ -23,6 +23,7 @@ from distrain.jobs.place import QUEUE, state_folder
 from distrain.jobs.turn import Turn, Units, turns
 from distrain.system import process
 from distrain.system.log import say
+from distrain.system.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -237,8 +238,10 @@ class Waiter:
             )
             most = sum(room if limit is None else min(room, limit) for limit, room in rooms)
             if most < self.ticket.workers:
+                each = f" with {count(self.ticket.each, 'GPU')} each" if self.ticket.kind == "gpu" else ""
                 raise ResourcesError(
-                    f"{self.ticket.name} needs {self.ticket.workers} workers, and {most} fit on its hosts"
+                    f"{self.ticket.name} needs {count(self.ticket.workers, 'worker')}{each}, but "
+                    f"{', '.join(self.ticket.hosts)} {'has' if len(self.ticket.hosts) == 1 else 'have'} room for {most}"
                 )
 
     def _claim(self, units: Units) -> bool:

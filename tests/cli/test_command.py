@@ -90,7 +90,7 @@ def test_the_help_fits_on_a_screen_and_each_command_has_its_own_with_an_example(
     assert shown.returncode == 0
     assert len(shown.stdout.splitlines()) <= 40
     assert max(map(len, shown.stdout.splitlines())) <= 80
-    for name in ("drill", *COMMANDS):
+    for name in ("submit", "drill", *COMMANDS):
         text = distrain(name, "--help").stdout
         assert f"usage: distrain {name}" in text
         assert "examples:" in text

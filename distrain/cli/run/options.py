@@ -137,15 +137,15 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
 
 def _add_queue_options(add: Callable[..., object], *, submits: bool) -> None:
     if submits:
-        add("--on-host", metavar="HOST", help="submit on this host: the job needs this machine no more")
-        add("--resume", action="store_true", help="continue the job after a reboot; alone: all that have not ended")
-    wait = "wait in the queue until nobody else uses what the workers need"
+        add("--on-host", metavar="HOST", help="submit on this host, which runs the job: you can turn this machine off")
+        add("--resume", action="store_true", help="continue the job after a reboot; alone: all unfinished jobs")
+    wait = "wait in the queue until what the workers need is free"
     add("--wait", action="store_true", default=submits, help=argparse.SUPPRESS if submits else wait)
     add("--gpus", type=parsers.number, metavar="N", help="the same as --num-workers N --use-gpu")
-    time = "how long it takes at most, such as 30m or 2h: a short job may go before larger ones"
+    time = "how long you expect it to take, such as 30m or 2h: a short job may go before larger ones"
     add("--time", type=parsers.seconds, metavar="TIME", help=time)
-    add("--after", action="append", default=[], metavar="JOB", help="begin when this job has ended")
-    add("--force", action="store_true", help="use GPUs that jobs of a queue have been given, too")
+    add("--after", action="append", default=[], metavar="JOB", help="start when this job has ended, however it ends")
+    add("--force", action="store_true", help="also use GPUs that belong to jobs of the queue")
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:

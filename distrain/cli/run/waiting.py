@@ -16,12 +16,12 @@ from distrain.api.config import RunConfig, ScalingConfig
 from distrain.api.observer import Fact, Observer, RunBegan
 from distrain.coordinator.connection.choice import transports_for
 from distrain.coordinator.run.errors import exit_code_of
+from distrain.coordinator.run.facts import without_secrets
 from distrain.errors import ResourcesError
 from distrain.hosts.hostfile import as_line
 from distrain.jobs.desk import Ticket
 from distrain.jobs.waiter import Waiter, open_desk
 from distrain.storage.runs.listing import folders_in, storage_at
-from distrain.storage.secrets import hidden
 
 if TYPE_CHECKING:
     import argparse
@@ -85,7 +85,7 @@ def ticket_for(options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: 
         hosts={key_of(host): host.slots for host in hosts},
         expected_s=options.time,
         after=options.after,
-        command=hidden(shlex.join(options.module or [str(options.target), *options.arguments])),
+        command=shlex.join(without_secrets(options.module or [str(options.target), *options.arguments])),
     )
 
 
