@@ -166,4 +166,4 @@ def test_gpus_of_a_job_are_left_to_it(tmp_path: Path, distrain: Callable[..., An
     assert (tmp_path / "waited-0").read_text().splitlines()[0].endswith(" GPU-1")
     too_many = distrain("run", "--gpus", "3", "--wait", "train.py", "x", "0", check=False, **driver)
     assert too_many.returncode == 2
-    assert "needs 3 workers, and 2 fit on its hosts" in too_many.stderr
+    assert "needs 3 workers with 1 GPU each, but" in too_many.stderr
