@@ -24,7 +24,7 @@ from distrain.agent.host_queries import HostQueries
 from distrain.agent.host_setup import HostSetup
 from distrain.agent.worker_pipes import WorkerPipes, WorkerRelay
 from distrain.hosts.cgroup import OomKill
-from distrain.hosts.claims import share_claims
+from distrain.hosts.claims import leave_claimed, share_claims
 from distrain.hosts.cpu_topology import cpus_near
 from distrain.hosts.host_info import hello_of, host_info, usable_cpus
 from distrain.hosts.network import interface_variables, interfaces, machine_id, own_address
@@ -155,7 +155,7 @@ class Agent:
             self._loop.stop()
 
     def _hello(self) -> wire.Hello:
-        info = host_info(with_gpus=self.with_gpus)
+        info = leave_claimed(host_info(with_gpus=self.with_gpus))
         self._queries.gpus = info.gpus or ()
         return hello_of(
             replace(info, network=machine_id("net"), address=own_address()),

@@ -18,7 +18,8 @@ class RunInfo:
     """A run in a storage path, as :func:`runs` and ``distrain ls --json`` list it.
 
     name, path: the name of the run directory, and the directory itself, a path or URL.
-    state: ``finished``, ``failed``, ``stopped`` or ``killed``; ``starting`` or ``running``; or ``damaged``.
+    state: ``finished``, ``failed``, ``stopped`` or ``killed``; ``starting`` or ``running``; ``damaged``; or, in
+        ``distrain ls`` only, ``waiting`` in a queue.
     problem: what is damaged, else None.
     started: when the last ``fit()`` of the run began, in seconds since 1970; 0 if that is unknown.
     ended: when it ended, or its last sign of life; None while it runs.

@@ -35,7 +35,7 @@
   };
   const now = () => Date.now() / 1000 + skew;
   const ago = (time) => `${duration(Math.max(0, now() - time)).split(" ")[0]} ago`;
-  const isActive = (row) => row.state === "running" || row.state === "starting";
+  const isActive = (row) => row.state === "running" || row.state === "starting" || row.state === "waiting";
   const GOOD_IF_LOW = new RegExp(data.lowestIsBest, "i");
   const isLowest = () => (view.best ? view.best === "lowest" : GOOD_IF_LOW.test(view.metric));
   const curve = (row, metric = view.metric) => row.curves[metric];
@@ -229,7 +229,7 @@
     empty.hidden = order.length > 0;
     setText(empty, rows.size ? "No run matches the filter." : "There are no runs here yet. They appear as they start.");
   };
-  const STATES = ["running", "starting", "finished", "failed", "killed", "stopped", "damaged"];
+  const STATES = ["running", "starting", "waiting", "finished", "failed", "killed", "stopped", "damaged"];
   const drawStates = (found) => {
     const counts = {};
     for (const row of found) counts[row.state] = (counts[row.state] ?? 0) + 1;

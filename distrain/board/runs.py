@@ -21,7 +21,7 @@ from distrain.storage.runs.listing import FINISHED, FOREIGN, RUNNING, STARTING, 
 from distrain.system.text import flatten, size
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
 
 _LOOK_S = 0.8
@@ -165,10 +165,14 @@ class WatchedRun:
 
 
 class Board:
-    """The runs in a local storage path. ``version`` grows with each change that a row shows."""
+    """The runs in a local storage path. ``version`` grows with each change that a row shows.
 
-    def __init__(self, storage: Path) -> None:
+    jobs: returns jobs that wait, or have their run directory elsewhere, as runs; it gets the known run directories.
+    """
+
+    def __init__(self, storage: Path, jobs: Callable[[Collection[str]], Sequence[Run]] = lambda known: ()) -> None:
         self.storage = storage
+        self._jobs = jobs
         self.version = 0
         self._runs: dict[str, WatchedRun] = {}
         self._due = 0.0
@@ -184,8 +188,14 @@ class Board:
         is_run = (self.storage / names.MANIFEST).exists()
         folders = [""] if is_run else folders_in(self.storage)
         found = {name or self.storage.name: str(self.storage / name) for name in folders}
-        for name in self._runs.keys() - found.keys():
+        jobs = {job.name: job for job in self._jobs(found.values()) if job.name not in found}
+        for name in self._runs.keys() - found.keys() - jobs.keys():
             del self._runs[name]
+        for name, job in jobs.items():
+            one = self._runs.setdefault(name, WatchedRun(job.path))
+            if one.run != job:
+                one.run, one.version = job, self.version + 1
+                self.version = one.version
         for name, path in found.items():
             one = self._runs.get(name) or self._runs.setdefault(name, WatchedRun(path))
             if one.look():

@@ -44,7 +44,7 @@ def run_ls(options: argparse.Namespace) -> int:
     if options.path is None and has_queue():
         from distrain.cli.queueing import jobs_elsewhere  # it takes a while
 
-        runs += jobs_elsewhere(storage, {run.path for run in runs})
+        runs += jobs_elsewhere(storage)({run.path for run in runs})
     runs = [run for run in runs if options.tag in (None, *run.notes.tags)]
     best = _best(runs, options.sort) if options.sort else {}
     places = {path: place for place, path in enumerate(best)}
@@ -133,6 +133,7 @@ def run_board(options: argparse.Namespace) -> int:
     import secrets
 
     from distrain.board.runs import Board
+    from distrain.cli.queueing import jobs_elsewhere
     from distrain.cli.requesting import HOST, listener_at, request
     from distrain.system.imports import require
 
@@ -141,7 +142,7 @@ def run_board(options: argparse.Namespace) -> int:
         raise WrongArgument(f"the board shows local runs only; `distrain ls {storage}` lists those there")
     if options.path is None:
         storage.mkdir(parents=True, exist_ok=True)  # the first run has not made it yet
-    board = Board(storage)
+    board = Board(storage, *([jobs_elsewhere(storage)] if has_queue() else []))
     board.look()
     server = require("distrain.board.server")
     listener = listener_at(options.port)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.api.config import RunConfig, ScalingConfig
 from distrain.cli.run.waiting import key_of
 from distrain.cli.text import age, coloured, echo, screen, table, write_json
-from distrain.coordinator.connection.choice import hosts_of, transports_for
+from distrain.coordinator.connection.choice import hosts_of, ssh_args_of, transports_for
 from distrain.errors import DistrainError
 from distrain.jobs.far import Far
 from distrain.jobs.waiter import in_words, open_desk, tickets_in
@@ -165,10 +165,14 @@ def _look(transport: Transport) -> dict[str, Any]:
 # -- the runs of jobs ------------------------------------------------------------------------------------------------
 
 
-def jobs_elsewhere(storage: Path | RemotePath, known: Collection[str]) -> list[Run]:
-    """Return the jobs that wait, or whose run directory is none of the known ones, as runs of a storage path."""
-    active = [one for one in tickets_in(open_desk()).values() if one.is_active and one.run not in known]
-    return [_as_run(one, storage) for one in active]
+def jobs_elsewhere(storage: Path | RemotePath) -> Callable[[Collection[str]], list[Run]]:
+    """Return a function that returns jobs as runs of a storage path, but for those whose run directory is known."""
+    desk = open_desk()
+
+    def find(known: Collection[str]) -> list[Run]:
+        return [_as_run(one, storage) for one in tickets_in(desk).values() if one.is_active and one.run not in known]
+
+    return find
 
 
 def _as_run(job: Ticket, storage: Path | RemotePath) -> Run:
@@ -187,7 +191,7 @@ def run_of_job(given: str, *, waits: bool) -> Run | None:
         return None
     job, said = tickets[given], ""
     while job.is_active and not job.run and waits:
-        if job.why != said:
+        if job.why not in ("", said):
             echo(f"{job.name} waits: {job.why}")
         said = job.why
         time.sleep(_POLL_S)  # once more after its beginning: a moment later, it takes requests
@@ -197,5 +201,5 @@ def run_of_job(given: str, *, waits: bool) -> Run | None:
     if job.host == node() or "://" in job.run or os.path.isdir(job.run):
         return run_at(locate(job.run))
     words = [job.python, "-m", "distrain", *(job.run if word == given else word for word in sys.argv[1:])]
-    terminal = ["-t"] if sys.stdout.isatty() else []
-    return os.execvp("ssh", ["ssh", *terminal, "--", job.login or job.host, shlex.join(words)])  # noqa: S606, S607
+    arguments = [*(["-t"] if sys.stdout.isatty() else []), *ssh_args_of(ScalingConfig(), os.environ)]
+    return os.execvp("ssh", ["ssh", *arguments, "--", job.login or job.host, shlex.join(words)])  # noqa: S606, S607

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from distrain.api.config import ScalingConfig
 from distrain.cli.run.command import asked_for, run_command
 from distrain.cli.run.options import make_parser, parse
-from distrain.cli.run.waiting import HOW, Job, enter_queue
+from distrain.cli.run.waiting import Job, enter_queue
 from distrain.cli.text import echo
 from distrain.coordinator.connection.choice import hosts_of, ssh_args_of
 from distrain.coordinator.connection.transport import by_ssh
@@ -114,7 +114,7 @@ def run_job(given: str) -> int:
         code = run_command(
             ["--wait", f"--name={facts['name']}", *facts["arguments"]], facts["path"], prog="distrain run", job=job
         )
-        if HOW.get(code) != "stopped":  # a machine that shuts down stops it so
+        if job.how != "stopped":  # as by a machine that shuts down
             write_atomically(folder / "ended", f"{code}\n".encode())
     return code
 

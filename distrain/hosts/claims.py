@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distrain.system.text import count
@@ -18,7 +19,7 @@ from distrain.system.text import count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from distrain.hosts.host import Gpu
+    from distrain.hosts.host import HostInfo
 
 CLAIM = "DISTRAIN_CLAIM"
 """Environment variable of an agent: the name of a claim of its job, or :data:`NO_CLAIM`."""
@@ -93,14 +94,18 @@ def share_claims() -> None:
         raise SystemExit(f"the claim of this job on {name} is lost: the process that held it has ended")
 
 
-def unclaimed(gpus: Sequence[Gpu]) -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs that no job has claimed, and who has the others. An agent of a job may use all that it sees."""
-    if CLAIM in os.environ:
-        return tuple(gpus), ""
-    holders = {gpu: holder for gpu in gpus if (holder := holder_of(gpu.uuid))}
+def leave_claimed(host: HostInfo) -> HostInfo:
+    """Hide the GPUs that jobs have claimed from this process and its workers. Agents of a job use all that they see."""
+    if CLAIM in os.environ or not host.gpus:
+        return host
+    holders = {gpu: holder for gpu in host.gpus if (holder := holder_of(gpu.uuid))}
+    if not holders:
+        return host
+    left = tuple(gpu for gpu in host.gpus if gpu not in holders)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in left)
     named = ", ".join(dict.fromkeys(holders.values()))
     text = f"{count(len(holders), 'GPU')} left to {named}; --force uses them all the same, --wait waits for them"
-    return tuple(gpu for gpu in gpus if gpu not in holders), text if holders else ""
+    return replace(host, gpus=left, driver_problem="; ".join(filter(None, (host.driver_problem, text))))
 
 
 def _address(name: str) -> str:

@@ -10,24 +10,19 @@ from typing import Any
 
 from distrain import wire
 from distrain.hosts.cgroup import cpu_quota, memory_limit
-from distrain.hosts.claims import unclaimed
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host import HostInfo
 
 
 def host_info(*, with_gpus: bool) -> HostInfo:
     """Return what this host has. It looks for GPUs only if asked, since initialising NVML takes time."""
-    gpus, problems = None, []
-    if with_gpus:
-        found, problem = find_gpus(os.environ)
-        gpus, claimed = unclaimed(found)
-        problems = [text for text in (problem, claimed) if text]
+    gpus, driver_problem = find_gpus(os.environ) if with_gpus else (None, "")
     return HostInfo(
         name=socket.gethostname(),
         cpus=usable_cpus(),
         memory_bytes=_memory_bytes(),
         gpus=gpus,
-        driver_problem="; ".join(problems),
+        driver_problem=driver_problem,
     )
 
 

@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 from distrain.errors import StorageError
 from distrain.storage.files import write_atomically
-from distrain.storage.lines import parse_json, read_file
 from distrain.system.locks import lock
 
 SILENCE_S = 12.0
@@ -31,6 +30,7 @@ DAY_S = 86400.0
 LOGIN = "DISTRAIN_LOGIN"
 """Environment variable of a job that was sent to another host: the name of that host for ssh."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+_MOST_BYTES = 1 << 20
 _LOCK = ".lock"
 _CANCEL = ".cancel"
 """The end of the name of a file that says that a job is to end."""
@@ -43,7 +43,7 @@ class Ticket:
     kind: of what it needs: GPUs, or slots of CPUs. workers: how many. each: GPUs of one worker.
     hosts: those that it may use, each with its most workers (None: any number).
     expected_s: how long it takes, as its user says; None if unknown. after: jobs that have to end before.
-    command: its script, with its arguments. host: the machine of its waiter, and later of its coordinator; login: for ssh to it.
+    command: its script, with its arguments. host: the machine of its waiter; login: its name for ssh, if that differs.
     state: ``waiting``, ``running`` or ``ended``. how: it has ended. why: it still waits. begins: when that will end, if
         that is known.
     units: what it has: names of GPUs or slots, by host.
@@ -141,9 +141,12 @@ class Desk:
         for name in sorted(os.listdir(self.folder)):
             if not _NAME.fullmatch(name) or name.endswith((".new", _CANCEL)):
                 continue
-            with contextlib.suppress(OSError, ValueError):  # it is just being deleted, or is something else
-                silent_s = now - os.lstat(self.folder / name).st_mtime
-                found[name] = {**parse_json(read_file(self.folder / name)), "name": name, "silent_s": silent_s}
+            with contextlib.suppress(OSError, ValueError, TypeError):  # it is just being deleted, or is something else
+                # Others may have put anything here: never wait for a pipe, or follow a link.
+                fd = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                with open(fd, "rb") as file:
+                    silent_s = now - os.fstat(fd).st_mtime
+                    found[name] = {**json.loads(file.read(_MOST_BYTES)), "name": name, "silent_s": silent_s}
         return found
 
     def write(self, ticket: dict[str, Any]) -> None:

@@ -48,7 +48,8 @@ def start_detached(folder: Path) -> str:
         if _output(["systemd-run", *unit, "--", *command]) is not None:
             return ""
     with open(log, "ab") as file:
-        process.spawn_quiet(command, environment=os.environ, directory=str(folder), output=file.fileno())
+        job = process.spawn_quiet(command, environment=os.environ, directory=str(folder), output=file.fileno())
+        job.returncode = 0  # nobody waits for it: it is to outlive this process
     kills = _output(["busctl", "get-property", *_LOGIND, "KillUserProcesses"])
     if kills is not None and kills.strip() == "b true":
         return "systemd ends this job when you log out: allow it to stay, once, with `loginctl enable-linger`"

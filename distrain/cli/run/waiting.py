@@ -29,16 +29,20 @@ if TYPE_CHECKING:
 
     from distrain.hosts.hostfile import HostSpec
 
-HOW = {0: "finished", 130: "cancelled", 143: "stopped", 129: "stopped"}
-"""How a job has ended, by exit code; others have failed."""
+_HOW = {0: "finished", 130: "cancelled", 143: "stopped", 129: "stopped"}
+"""How a job has ended, by exit code; others have failed. A machine that shuts down stops it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Job:
-    """A job that ``distrain submit`` has made. token: of its ticket. code: the directory with the copy of its code."""
+    """A job that ``distrain submit`` has made.
+
+    token: of its ticket. code: the directory with the copy of its code. how: it has ended.
+    """
 
     token: str = ""
     code: str = ""
+    how: str = ""
 
     def in_copy(self, path: str) -> str:
         """Return where a file or directory is in the copy of the code; the path itself if it is not there."""
@@ -122,5 +126,5 @@ def in_queue(
         error = raised
         raise
     finally:
-        how = "cancelled" if waiter.is_cancelled else HOW.get(exit_code_of(error), "failed")
-        waiter.end(how, str(error).partition("\n")[0] if how == "failed" else "")
+        job.how = "cancelled" if waiter.is_cancelled else _HOW.get(exit_code_of(error), "failed")
+        waiter.end(job.how, str(error).partition("\n")[0] if job.how == "failed" else "")

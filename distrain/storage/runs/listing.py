@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 RUNNING, FINISHED, FAILED, STOPPED = names.STATUSES
 STARTING = "starting"
 """The state of a directory that a coordinator has locked, but not written to yet."""
+WAITING = "waiting"
+"""The state of a job in a queue that has no run directory yet."""
 KILLED = "killed"
 """The state of a run whose run.json says that it is running, while nobody holds its lock."""
 DAMAGED = "damaged"
@@ -74,7 +76,7 @@ class Run(NamedTuple):
     @property
     def until(self) -> float:
         """The time at which the run has ended; now, if it has not."""
-        return time.time() if self.is_active else self.ended
+        return time.time() if self.is_active or self.state == WAITING else self.ended
 
     @property
     def is_active(self) -> bool:
