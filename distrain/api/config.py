@@ -96,6 +96,9 @@ class ScalingConfig:
         DISTRAIN_TRANSPORT if it is set; else srun for the nodes of a Slurm job, and ssh for hosts that are named.
     ssh_args: further arguments for ssh, a list or one string, such as ``"-i my_key"``.
     accelerator_type: a GPU product such as ``"A100"`` or ``"H100"``; the GPUs of every host must be of this product.
+    grow: ``checkpoint`` tries missing hosts again while fewer than ``max`` workers train. Once one answers, the run
+        restarts from its next checkpoint to use it, which does not count as a failure. By default, the host is used
+        after the next failure.
 
     >>> ScalingConfig(num_workers=4, use_gpu=True, hosts="alpha:2,beta:2").worker_resources
     {'GPU': 1}
@@ -112,10 +115,16 @@ class ScalingConfig:
     ssh_args: str | Sequence[str] = ()
     numa_binding: Literal["node"] | None = None
     interface: str | None = None
+    grow: Literal["checkpoint"] | None = None
 
     def __post_init__(self) -> None:
         self._check_workers()
         check_types(self)
+        if self.grow is not None and isinstance(self.num_workers, int):
+            raise ValueError(
+                f"ScalingConfig.grow={self.grow!r} needs a range of workers: num_workers=(min, max) instead of "
+                f"{self.num_workers}"
+            )
         self._check_resources()
         self._check_gpus()
         self._check_hosts()

@@ -59,7 +59,8 @@ def _prepared(
     )
     uses_torch = "torch" in work.backend.preload
     probe = SessionProbe(replace(order, trainer=None), uses_torch=uses_torch)
-    return replace(work, before=probe), replace(scaling, num_workers=order.workers or scaling.num_workers), trial
+    scaling = replace(scaling, num_workers=order.workers or scaling.num_workers, grow=None)
+    return replace(work, before=probe), scaling, trial
 
 
 def run_trial(path: str, user_path: Sequence[str]) -> int:

@@ -291,12 +291,14 @@ class AllTrain:
 class AttemptEnded:
     """Close an attempt: none of its processes is left.
 
-    why: what ended the attempt early, if that was not the failure of a rank.
+    why: what ended the attempt early, if that was not the failure of a rank. is_planned: the run itself has ended it,
+    to continue with more workers.
     """
 
     attempt: int
     failures: tuple[RankFailure, ...] = ()
     why: str | None = None
+    is_planned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -230,7 +230,7 @@ def attempts_table(facts: Facts) -> Table | None:
                 _after(run, timed.started),
                 duration(timed.ended - timed.started),
                 begin,
-                attempt.get("failure") or ("running" if is_running else run.state),
+                attempt.get("failure") or attempt.get("planned_end") or ("running" if is_running else run.state),
                 ", ".join(named + more),
             )
         )

@@ -43,9 +43,45 @@ def stop_rank(play: Play, fault: Fault) -> None:
 
 def kill_host(play: Play, fault: Fault) -> None:
     if (host := _chosen(play.up(), fault)) is not None:
-        play.hit_host(host, "dies")
-        host.die()
-        play.world.after(fault.lasts, lambda: setattr(host, "is_up", True))
+        _kill_host(play, host, fault.lasts)
+
+
+def _kill_host(play: Play, host: Host, lasts: float) -> None:
+    play.hit_host(host, "dies")
+    host.die()
+    play.world.after(lasts, partial(_return, play, host))
+
+
+def _return(play: Play, host: Host) -> None:
+    host.is_up = True
+    play.changes[host.name].append(play.world.now)
+
+
+def late_host(play: Play, fault: Fault) -> None:
+    """A host is not there at the beginning."""
+    host = _chosen(list(play.hosts.values()), fault)
+    play.world.say(f"{host.name} is not there for {fault.lasts:g} s")
+    play.hit_hosts.add(host.name)
+    host.is_up = False
+    play.world.after(fault.lasts, partial(_return, play, host))
+
+
+def sick_host(play: Play, fault: Fault) -> None:
+    """A host dies, and comes back without what ranks need: none starts there for minutes."""
+    if (host := _chosen(play.up(), fault)) is not None:
+        host.is_sick = True
+        _kill_host(play, host, fault.lasts)
+        play.world.after(fault.lasts + 200, lambda: setattr(host, "is_sick", False))
+        play.world.after(fault.lasts + 200, partial(_return, play, host))
+
+
+def flaky_host(play: Play, fault: Fault) -> None:
+    """A host dies as soon as ranks are to start there, for minutes."""
+    if (host := _chosen(play.up(), fault)) is not None:
+        host.is_flaky = True
+        _kill_host(play, host, fault.lasts)
+        play.world.after(fault.lasts + 200, lambda: setattr(host, "is_flaky", False))
+        play.world.after(fault.lasts + 200, partial(_return, play, host))
 
 
 def kill_agent(play: Play, fault: Fault) -> None:
@@ -340,7 +376,8 @@ def _lines(play: Play, host: Host) -> list[Line]:
 STRIKES: dict[str, Callable[[Play, Fault], None]] = {
     strike.__name__.replace("_", " "): strike
     for strike in (
-        kill_rank, stop_rank, kill_host, kill_agent, kill_forkserver, kill_child, stop_agent, slow_link, cut_link,
+        kill_rank, stop_rank, kill_host, late_host, sick_host, flaky_host, kill_agent, kill_forkserver, kill_child,
+        stop_agent, slow_link, cut_link,
         full_disk, broken_disk, read_only_disk, slow_disk, full_memory, flip_memory, flip_disk, kill_coordinator,
         full_cache, no_streams, no_peers, broken_bucket, slow_bucket, flip_bucket,
         lose_power, stop_coordinator, take_over, signal, signal_twice, request, debug, second_start, clock_jump,

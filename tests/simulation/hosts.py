@@ -75,6 +75,10 @@ class Host:
     sees_storage: bool = True
     takes_streams: bool = True
     is_cut_off: bool = False
+    is_sick: bool = False
+    """Its forkserver dies before the first rank."""
+    is_flaky: bool = False
+    """It dies as soon as ranks should start."""
     refuses_peers: bool = False
     """A firewall lets no host connect to another one, if one of them is this."""
     peer_delay_s: float = 0.0
@@ -197,6 +201,8 @@ class Agent:
                 self._keep(message)
             case wire.Prepare():
                 self._forkserver_ready = False
+                if self.host.is_sick:
+                    self.up.send(wire.HostFailed(text="the forkserver has died before the first worker"))
                 self.loop.call_in("ready", self.world.random.random(), self._ready)
             case wire.ReservePort(attempt=attempt):
                 self.up.send(wire.RendezvousPort(attempt=attempt, port=1))
@@ -247,6 +253,9 @@ class Agent:
             self._spawn(self._waiting)
 
     def _start(self, message: wire.Start) -> None:
+        if self.host.is_flaky:
+            self.lose()
+            return
         self._attempt, self._is_started, self._stopping = message.attempt, True, None
         self.ranks = {}
         if self._memory is not None:

@@ -105,6 +105,8 @@ class Play:
         self.hits: set[tuple[int, int, int]] = set()
         """Life, attempt and rank of those that a fault has hit."""
         self.hit_hosts: set[str] = set()
+        self.changes: dict[str, list[float]] = defaultdict(list)
+        """By host: when a fault has hit it, and when it was well again."""
         self.copied: list[tuple[float, str]] = []
         """For each hit of a host: the time, and the newest checkpoint that had copies on other hosts."""
         self.violations: list[str] = []
@@ -189,8 +191,11 @@ class Play:
         """Play it, and return a line for each promise that was not kept."""
         with patched(self.world, self):
             try:
+                late = [fault for fault in self.scenario.faults if fault.kind == "late host"]
+                for fault in late:
+                    STRIKES[fault.kind](self, fault)
                 self.begin_life()
-                for fault in self.scenario.faults:
+                for fault in [fault for fault in self.scenario.faults if fault not in late]:
                     self.world.after(fault.at, partial(STRIKES[fault.kind], self, fault))
                 self._run()
                 for check in () if self.has_other_run() else PROPERTIES:
@@ -256,7 +261,10 @@ class Play:
     def _fit(self, life: Life) -> None:
         scenario = self.scenario
         specs = [HostSpec(name=name, slots=host.slots) for name, host in self.hosts.items()]
-        scaling = ScalingConfig(num_workers=(scenario.least, scenario.ranks) if scenario.least else scenario.ranks)
+        scaling = ScalingConfig(
+            num_workers=(scenario.least, scenario.ranks) if scenario.least else scenario.ranks,
+            grow="checkpoint" if scenario.grow and scenario.least else None,
+        )
         config = RunConfig(
             storage_path=str(self.run_directory.parent), name="run", checkpoint_config=scenario.checkpoint_config,
             failure_config=scenario.failure_config,
@@ -302,6 +310,7 @@ class Play:
         """Note that a fault hits a host, with its ranks."""
         self.world.say(f"{host.name} {how}")
         self.hit_hosts.add(host.name)
+        self.changes[host.name].append(self.world.now)
         engine = self.lives[-1].engine
         if engine is not None:
             self.copied.append((self.world.now, engine.checkpoints.rounds.safe))

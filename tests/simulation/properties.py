@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 import select
 import sys
 import warnings
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distrain import Result
 from distrain.api.observer import (
@@ -23,6 +25,7 @@ from distrain.api.observer import (
     Reported,
     RunBegan,
 )
+from distrain.decisions.run.growth import LONGEST_INTERVAL_S
 from distrain.errors import DistrainError, PreemptionError
 from distrain.page.facts import Facts
 from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
@@ -36,13 +39,15 @@ from tests.simulation.hosts import STOP_GRACE_S
 from tests.simulation.worker import BATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tests.simulation.play import Life, Play
 
 _STOPS = (PreemptionError, KeyboardInterrupt)
 STORAGE_FAULTS = ("full disk", "broken disk", "read only disk", "broken bucket")
 """Faults with which distrain may fail to write something."""
+_LOST_HOSTS = ("kill host", "late host", "sick host", "flaky host")
+_SLOW = ("slow disk", "slow bucket", "slow link", "stop agent", "stop rank", "debug", "cut link", "stop coordinator")
 _STOPPING = ("stop coordinator", "take over")
 _LOSING_MORE = ("kill coordinator", "lose power", "kill child", *_STOPPING)
 FLIPS = ("flip disk", "flip memory", "flip bucket")
@@ -601,7 +606,7 @@ def nothing_unfinished_is_left(play: Play) -> Iterator[str]:
     life = play.lives[-1]
     if life.was_killed or life.asked_to_stop > 1 or _was_interrupted(play) or _was_refused(life):
         return
-    if _has(play, "broken bucket", "kill host", "lose power", "take over"):
+    if _has(play, "broken bucket", "lose power", "take over", *_LOST_HOSTS):
         return
     stores_itself = play.scenario.bucket and play.scenario.mode != "NO_UPLOAD"
     for folder in checkpoint_folders(play.run_directory) if stores_itself else ():
@@ -630,7 +635,134 @@ def ranks_read_whole_checkpoints(play: Play) -> Iterator[str]:
             yield f"{rank.process.name} reads {checkpoint.path}, which mixes {states}"
 
 
+# -- growth ----------------------------------------------------------------------------------------------------------
+
+_GROWTH_S = LONGEST_INTERVAL_S + 30.0
+"""Seconds within which a run has an agent on a host that is back, after it has begun to train."""
+
+
+class _Attempt(NamedTuple):
+    """An attempt of the last life. commits: when, and the facts. trains: since when, math.inf if it never did."""
+
+    number: int
+    hosts: Sequence[str]
+    trains: float
+    commits: list[tuple[float, Committed]]
+    ended: float
+    grows: bool
+    failed: bool
+
+
+def _attempts(play: Play) -> list[_Attempt]:
+    """Return the attempts of the last process that called fit() which have ended."""
+    own = {id(fact) for fact in play.lives[-1].facts}
+    told = [(at, fact) for at, fact in play.told if id(fact) in own]
+    found = []
+    for _, began in told:
+        if not isinstance(began, AttemptBegan):
+            continue
+        ends = [(at, one) for at, one in told if isinstance(one, AttemptEnded) and one.attempt == began.attempt]
+        trained = [at for at, one in told if isinstance(one, RankTrains) and _attempt_at(told, at) == began.attempt]
+        commits = [(at, one) for at, one in told if isinstance(one, Committed) and one.attempt == began.attempt]
+        for ended, end in ends:
+            grows = bool(re.search("(is|are) back$", end.why or ""))
+            trains = max(trained) if len(trained) == len(began.hosts) else math.inf
+            failed = bool(end.failures)
+            found.append(_Attempt(began.attempt, began.hosts, trains, commits, ended, grows, failed))
+    return found
+
+
+def _attempt_at(told: list[tuple[float, Any]], moment: float) -> int:
+    return max(fact.attempt for at, fact in told if isinstance(fact, AttemptBegan) and at <= moment)
+
+
+def a_run_grows_at_a_checkpoint(play: Play) -> Iterator[str]:
+    """A run with ``grow`` uses a host that is back at a checkpoint: at once when it has an agent there."""
+    if not play.scenario.grow or any(life.asked_to_stop for life in play.lives):
+        return
+    if {fault.kind for fault in play.scenario.faults} - {"kill rank", "clock jump", *_LOST_HOSTS}:
+        return
+    attempts = _attempts(play)
+    if _failed_growths(attempts):
+        return  # it waits for longer
+    for one in attempts:
+        for host in play.hosts.values():
+            changes = play.changes[host.name]
+            steady = max([one.trains, *(at for at in changes if at <= one.ended)])
+            if host.name in one.hosts or not host.is_up or len(one.hosts) >= play.scenario.ranks:
+                continue
+            late = [(at, commit) for at, commit in one.commits if at > steady + _GROWTH_S]
+            if late[1:] or (late and one.ended > late[0][0] + 20):
+                yield f"attempt {one.number} did not end at {late[0][1].name}, {host.name} was back at {steady:.1f}"
+
+
+def _failed_growths(attempts: list[_Attempt]) -> list[tuple[float, float]]:
+    """Return when the run has grown without a checkpoint of more ranks afterwards, and when it has grown again."""
+    ends = [n for n, one in enumerate(attempts) if one.grows]
+    found = []
+    for n, after in itertools.zip_longest(ends, ends[1:]):
+        size, until = len(attempts[n].hosts), len(attempts) if after is None else after + 1
+        if not any(one.commits and len(one.hosts) > size for one in attempts[n + 1 : until]):
+            found.append((attempts[n].ended, math.inf if after is None else attempts[after].ended))
+    return found
+
+
+def growth_is_no_failure(play: Play) -> Iterator[str]:
+    """Growth uses none of ``max_failures``, is no failure of a rank, and does not end the run."""
+    if not play.scenario.grow:
+        return
+    attempts = _attempts(play)
+    for one in attempts:
+        if one.grows and one.failed:
+            yield f"attempt {one.number} was ended to grow, and has failed"
+        if one.grows and not one.commits:
+            yield f"attempt {one.number} was ended to grow, without a checkpoint"
+        if one.grows and one.ended > one.commits[-1][0] + 15 and not _has(play, *_SLOW):
+            yield f"attempt {one.number} ended {one.ended - one.commits[-1][0]:.1f} s after its last checkpoint"
+    error, failed = play.lives[-1].process.error, [one for one in attempts if one.failed]
+    undone = [one for before, one in itertools.pairwise(attempts) if before.grows and one.failed and not one.commits]
+    most = play.scenario.max_failures
+    if most >= 0 and len(failed) > most + 1 + len(undone):
+        yield f"{len(failed)} attempts have failed"
+    is_last = attempts and attempts[-1].grows
+    if is_last and error is not None and not (isinstance(error, _STOPS) or _has(play, *STORAGE_FAULTS)):
+        yield f"the run has ended after attempt {attempts[-1].number}, which was ended to grow: {error}"
+    sick = attempts and attempts[-1].number and attempts[-2:-1] and attempts[-2].grows and not attempts[-1].commits
+    if sick and "forkserver has died before" in str(error):
+        yield f"a host that the run could do without has ended it: {error}"
+
+
+def growth_loses_no_checkpoint(play: Play) -> Iterator[str]:
+    """After growth, the run continues from the newest checkpoint, even one in memory, if no host was lost meanwhile."""
+    if not play.scenario.grow or play.flipped or _is_hasty(play) or _has(play, *STORAGE_FAULTS):
+        return
+    for before, one in itertools.pairwise(_attempts(play)):
+        started = [(at, rank) for at, rank in play.starts if rank.attempt == one.number and rank.life == play.life]
+        if not (before.grows and started):
+            continue
+        moment, rank = started[0]
+        committed_at, newest = max(before.commits, key=lambda commit: commit[1].index)
+        if any(committed_at - 20 < at < moment for changes in play.changes.values() for at in changes):
+            continue
+        names = {_name(rank.spec.checkpoint)} | {fact.name for at, fact in before.commits if at > moment}
+        if newest.name not in names and newest.name not in _given_up(play):
+            yield f"attempt {one.number} starts from {rank.spec.checkpoint} instead of {newest.name}"
+
+
+def growth_that_fails_waits(play: Play) -> Iterator[str]:
+    """After growth without a checkpoint of more ranks, the run waits for a minute before it grows again; then two."""
+    wait_s = 60.0
+    for ended, again in _failed_growths(_attempts(play)) if play.scenario.grow else ():
+        if again < ended + wait_s:
+            yield f"the run has grown in vain at {ended:.1f}, and again at {again:.1f}"
+        wait_s *= 2
+
+
 PROPERTIES = [
+    a_run_grows_at_a_checkpoint,
+    growth_is_no_failure,
+    growth_loses_no_checkpoint,
+    growth_that_fails_waits,
     ranks_read_whole_checkpoints,
     nothing_unfinished_is_left,
     files_come_back,

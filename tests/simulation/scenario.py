@@ -76,6 +76,8 @@ class Scenario:
     meets: bool = False
     least: int | None = None
     """The fewest ranks that the run trains with; None for all."""
+    grow: bool = False
+    """With fewer ranks than it may have, the run takes hosts that are back at its next checkpoint."""
     shares_files: bool = True
     """False if all hosts but the first one lack the storage."""
     bucket: bool = False
@@ -133,6 +135,7 @@ THEMES = {
     "hasty": lambda one: one.missing_rank_s < 60,
     "lost": lambda one: one.hosts > 1 and any(fault.kind == "kill host" for fault in one.faults),
     "names": lambda one: one.ranks > 1 and not (one.own_names or one.collectives),
+    "growth": lambda one: one.grow,
     "debugging": lambda one: any(fault.kind == "debug" for fault in one.faults),
 }
 """What --only of scripts/fuzz selects."""
@@ -143,6 +146,7 @@ def drawn(seed: int, themes: Sequence[str] = ()) -> Scenario:
     for number in itertools.count():
         scenario = _with_places(_drawn(seed, number), random.Random(f"places {seed} {number}"))
         scenario = _with_peers(scenario, random.Random(f"peers {seed} {number}"))
+        scenario = _with_growth(scenario, random.Random(f"growth {seed} {number}"))
         if all(THEMES[theme](scenario) for theme in themes):
             return scenario
     raise AssertionError("never reached")
@@ -234,3 +238,32 @@ def _with_peers(scenario: Scenario, draw: random.Random) -> Scenario:
         return scenario
     fault = Fault(draw.random() * (scenario.steps * 0.4 + 3), "no peers", draw.randrange(16), draw.choice([2, 20, 400]))
     return replace(scenario, faults=tuple(sorted([*scenario.faults, fault], key=lambda fault: fault.at)))
+
+
+GROWTH_FAULTS = ("late host", "late host", "kill host", "kill host", "kill host", "sick host", "flaky host")
+
+
+def _with_growth(scenario: Scenario, draw: random.Random) -> Scenario:
+    """Let some runs train for minutes, lose hosts, and take them again when they are back."""
+    if draw.random() < 0.85:
+        return scenario
+    hosts, steps, step_s = draw.choice([2, 2, 3]), draw.randint(40, 160), draw.choice([0.5, 1.0])
+    length = steps * step_s
+    faults = [
+        Fault(0.6 * length * draw.random(), draw.choice(GROWTH_FAULTS), draw.randrange(16), draw.choice([3, 20, 60]))
+        for _ in range(draw.choice([1, 1, 2, 3]))
+    ]
+    return replace(
+        scenario,
+        grow=True,
+        least=1,
+        hosts=hosts,
+        ranks=hosts * draw.choice([1, 2]),
+        steps=steps,
+        step_s=(step_s,),
+        save_every=draw.choice([1, 5, 10]),
+        quiet=frozenset(),
+        early=None,
+        sticks=None,
+        faults=tuple(sorted([*(scenario.faults if draw.random() < 0.3 else ()), *faults], key=lambda one: one.at)),
+    )

@@ -66,6 +66,7 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
     (CheckpointConfig, "storage_every_s", -1),
     (ScalingConfig, "numa_binding", "socket"),
     (ScalingConfig, "interface", "ib0, eth1"),
+    (ScalingConfig, "grow", "checkpoint"),
     (ScalingConfig, "hosts", ["a:4", "a:2"]),
     (FailureConfig, "max_failures", -2),
     (FailureConfig, "backoff_s", -1),
@@ -142,6 +143,12 @@ def test_none_means_the_default_config() -> None:
 )
 def test_gpus_per_worker(use_gpu: bool, resources: dict[str, float] | None, gpus: float) -> None:
     assert ScalingConfig(use_gpu=use_gpu, resources_per_worker=resources).gpus_per_worker == gpus
+
+
+def test_growth_needs_a_range_of_workers() -> None:
+    with pytest.raises(ValueError, match=r"num_workers=\(min, max\) instead of 4"):
+        ScalingConfig(num_workers=4, grow="checkpoint")
+    assert ScalingConfig(num_workers=(2, 4), grow="checkpoint").max_workers == 4
 
 
 def test_use_gpu_with_no_gpu_each_is_refused() -> None:

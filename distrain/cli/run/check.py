@@ -52,7 +52,7 @@ def compare_bytes(
     if workers < 2:
         return [Finding(name, "--deep needs two slots: nothing is sent", is_fatal=False) for name in slots]
     work = TargetWork(target="distrain.torch.byte_check:compare_bytes", backend=TorchConfig(timeout_s=_PATIENCE_S))
-    scaling = replace(scaling, num_workers=workers, use_gpu=use_gpu, resources_per_worker=None)
+    scaling = replace(scaling, num_workers=workers, use_gpu=use_gpu, resources_per_worker=None, grow=None)
     logging, failures = LoggingConfig(log_level="ERROR", ranks=[]), FailureConfig(hang_timeout_s=2 * _PATIENCE_S)
     kind, error = "GPU" if use_gpu else "worker", ""
     with tempfile.TemporaryDirectory() as folder:

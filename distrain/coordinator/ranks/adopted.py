@@ -326,7 +326,7 @@ def request_for_adopted(request: RunRequest, plan: WorldPlan | None = None) -> R
     [settings] = request.hosts.values()
     own = {name: value for name, value in settings.environment.items() if name not in RENDEZVOUS_VARIABLES}
     settings = replace(settings, environment=own)
-    scaling = replace(request.scaling, num_workers=1 if plan is None else plan.world_size)
+    scaling = replace(request.scaling, num_workers=1 if plan is None else plan.world_size, grow=None)
     hosts = request.hosts.keys() if plan is None else plan.hosts
     return replace(
         request,

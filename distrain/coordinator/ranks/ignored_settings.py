@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _FOR_RESTARTS = {"max_failures", "retry_same_failure", "backoff_s", "on_nan", "nan_metric", "max_rollbacks"}
 """Settings of the FailureConfig that distrain honours without workers, but not for another launcher."""
 _FOR_WORKERS = {
-    *("start_method", "ssh_args", "numa_binding", "ranks", "include", "limit_bytes", "env_from"),
+    *("start_method", "ssh_args", "numa_binding", "grow", "ranks", "include", "limit_bytes", "env_from"),
     "fetch_limit_bytes",
     *("hang_timeout_s", "host_lease_s", "host_wait_s", "peer_failure_grace_s"),
 }

@@ -100,7 +100,9 @@ class RunManifest:
         """Note the end of an attempt, to be written with the next attempt or at the end of the run."""
         self._attempts[-1]["ended"] = time.time()
         if ended.why is not None:
-            self._attempts[-1]["failure"] = ended.why
+            self._attempts[-1]["planned_end" if ended.is_planned else "failure"] = ended.why
+            if ended.is_planned:
+                self._store.append_event("growth", attempt=ended.attempt, why=ended.why)
         elif ended.failures:
             culprit = culprit_first(ended.failures)[0]
             place = f" ({at})" if (at := raised_at(culprit.traceback)) else ""

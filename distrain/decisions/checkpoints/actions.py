@@ -90,9 +90,13 @@ class Brought(NamedTuple):
 
 
 class NewStart(NamedTuple):
-    """A restart would begin from another checkpoint than before. path: None if there is none."""
+    """A restart would begin from another checkpoint than before.
+
+    path: None if there is none. is_new: it was committed just now, and is not that of the last step.
+    """
 
     path: str | None
+    is_new: bool = False
 
 
 class Validate(NamedTuple):

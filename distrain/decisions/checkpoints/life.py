@@ -245,11 +245,15 @@ class Checkpoints:
 
         self.is_gathering = self.rounds.begin(self.assembly.attempt, list(self.site.plan.hosts), gathered)
 
-    def _note_start(self) -> None:
-        """Let restarts begin at the latest checkpoint, or one of another run, or from scratch."""
+    def _note_start(self, new: CommittedCheckpoint | None = None) -> None:
+        """Let restarts begin at the latest checkpoint, or one of another run, or from scratch.
+
+        new: the checkpoint that was committed just now, if one was.
+        """
         latest = self.ledger.latest
         self.start = self._foreign if latest is None else str(latest.path)
-        self._emit(actions.NewStart(self.start))
+        is_last = bool(new and new.progress and new.progress[0] >= new.progress[1])
+        self._emit(actions.NewStart(self.start, is_new=new is not None and new is latest and not is_last))
 
     @hears(RollBack)
     def _on_roll_back(self, _: str, asked: RollBack) -> None:
@@ -376,13 +380,13 @@ class Checkpoints:
             self.rounds.free_all()
         for rank in filter(self._first_brought, saved.silent):  # it came while this was committed
             self._disown(rank)
-        self._after_change()
+        self._after_change(saved)
 
     # -- which checkpoints are kept -------------------------------------------------------------------------------
 
-    def _after_change(self) -> None:
-        """Act on a checkpoint that was committed, stored or lost, or whose validation has ended."""
-        self._note_start()
+    def _after_change(self, new: CommittedCheckpoint | None = None) -> None:
+        """Act on a checkpoint that was committed (``new``), stored or lost, or whose validation has ended."""
+        self._note_start(new)
         self._warn_of_missing_scores()
         self._delete_surplus()
         self._answer_requests()

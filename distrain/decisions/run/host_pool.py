@@ -75,8 +75,9 @@ class HostPool:
         most = scaling.max_workers
         self._slots = {name: most if slots is None else min(slots, most) for name, slots in slots.items()}
         self._position = {name: position for position, name in enumerate(slots)}
-        self._most = min(most, sum(self._slots.values()))
-        self._least = min(scaling.min_workers, self._most)
+        self.most_workers = min(most, sum(self._slots.values()))
+        """The number of workers if every host answers."""
+        self._least = min(scaling.min_workers, self.most_workers)
         self._connected: dict[str, HostInfo] = {}
         self._prompt: OrderedDict[str, float] = OrderedDict()
         """The hosts whose agents are starting, and since when, in this order; without those that are slow."""
@@ -87,7 +88,8 @@ class HostPool:
         self._queue: list[tuple[float, int, str]] = []
         """A heap of these moments, with the position and the name of the host. Outdated if not in ``_connect_at``."""
         self._connected_slots = self._prompt_slots = self._slow_slots = self._possible_slots = 0
-        self._needed = sum(before < self._most for before in itertools.accumulate(self._slots.values(), initial=0))
+        before = itertools.accumulate(self._slots.values(), initial=0)
+        self._needed = sum(slots < self.most_workers for slots in before)
         """The number of hosts that have slots for all workers."""
         self._at_once = FIRST_AT_ONCE
         self._turned_away: Counter[str] = Counter()
@@ -119,6 +121,14 @@ class HostPool:
                 self._turned_away.pop(host, None)
                 self._forbid(host)
                 self._allow(host, now)
+
+    def hosts_to_retry(self, now: float) -> list[str]:
+        """Choose hosts to connect, as :meth:`hosts_to_connect` does, while an attempt trains with too few of them."""
+        for host in self.losses:
+            if not (self._is_contacted(host) or host in self._connect_at):
+                self._turned_away.pop(host, None)
+                self._allow(host, now)
+        return self.hosts_to_connect(now)
 
     # -- connected and lost hosts ---------------------------------------------------------------------------------
 
@@ -204,7 +214,7 @@ class HostPool:
         """
         slots = self._connected_slots
         awaited = len(self._prompt)
-        if slots < self._most:
+        if slots < self.most_workers:
             awaited += len(self._slow) + len(self._later)
         if slots >= self._least and (not awaited or now >= self._wait_until):
             return Readiness.READY
@@ -235,7 +245,7 @@ class HostPool:
     @property
     def _wants_more(self) -> bool:
         """True if further hosts should be contacted: those that have answered, or will soon, have too few slots."""
-        return self._connected_slots + self._prompt_slots < self._most and len(self._prompt) < self._at_once
+        return self._connected_slots + self._prompt_slots < self.most_workers and len(self._prompt) < self._at_once
 
     def _is_contacted(self, host: str) -> bool:
         return host in self._prompt or host in self._slow

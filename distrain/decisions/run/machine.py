@@ -21,6 +21,7 @@ from distrain.decisions.checkpoints.actions import NewStart
 from distrain.decisions.hearing import on, table_of
 from distrain.decisions.placement import Launch, make_plan
 from distrain.decisions.ranks import Rank, Ranks
+from distrain.decisions.run.growth import Growth
 from distrain.decisions.run.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
 from distrain.decisions.run.retries import RetryPolicy, start_without_checkpoint
 from distrain.decisions.run.rollbacks import Rollbacks
@@ -74,6 +75,8 @@ class RunStateMachine:
         """The latest moves of the run and its ranks."""
         self.stopping = Stopping(request)
         self.retries = RetryPolicy(request.failure_config, is_script=request.is_script)
+        self._restarts_told = 0
+        """The number of restarts after failures that lines have told of."""
         self.hung: events.HangDetected | None = None
         """The hang that ended the latest attempt."""
         self._rollbacks = Rollbacks(request)
@@ -81,6 +84,7 @@ class RunStateMachine:
         """One line for each earlier attempt, with its failure."""
         slots = {name: settings.slots for name, settings in request.hosts.items()}
         self._host_pool = HostPool(slots, request.scaling)
+        self._growth = Growth(request.scaling, self._host_pool)
         self._launch = Launch(request)
         self._ranks = Ranks()
         self._busy_hosts: dict[str, None] = {}
@@ -108,7 +112,8 @@ class RunStateMachine:
     @property
     def failures(self) -> list[RankFailure]:
         """The failures of the latest attempt, in order of arrival. One that was ended on purpose has none."""
-        return [] if self._rollbacks.of(self.attempt) else self._ranks.failures()
+        was_planned = self._rollbacks.of(self.attempt) or self._growth.reason(self.attempt)
+        return [] if was_planned else self._ranks.failures()
 
     @property
     def is_done(self) -> bool:
@@ -143,7 +148,8 @@ class RunStateMachine:
 
     def deadline(self) -> float:
         """Return when the machine needs a :class:`~distrain.decisions.events.Tick`."""
-        return min(self._deadline, self.stopping.consensus.deadline)
+        growth_due = self._growth.due if self._may_grow else math.inf
+        return min(self._deadline, self.stopping.consensus.deadline, growth_due)
 
     # -- events ---------------------------------------------------------------------------------------------------
 
@@ -182,6 +188,8 @@ class RunStateMachine:
     @on(NewStart)
     def _on_checkpoint(self, _: str, event: NewStart) -> None:
         self.checkpoint = event.path
+        if event.is_new and self.plan and self._may_grow and self._growth.ends(self.attempt, self.plan, self._now):
+            self._stop_others()
 
     @on(wire.Notice)
     def _on_notice(self, host: str, message: wire.Notice) -> None:
@@ -190,6 +198,8 @@ class RunStateMachine:
     @on(events.Tick)
     def _on_tick(self, _: str, event: events.Tick) -> None:
         self._send_stop_orders(self.stopping.consensus.tick(self._now))
+        if self._may_grow and self._now >= self._growth.due:
+            self._do(*map(events.ConnectHost, self._growth.hosts_to_try(self._now)))
         if self._now >= self._deadline:
             self._deadline = math.inf
             self._dispatch("", _Due())
@@ -266,7 +276,8 @@ class RunStateMachine:
             self.resources_missing = True
             self._give_up(str(error))
             return
-        if text := changed_plan(before, self.plan, self._host_pool, self.request.scaling.max_workers):
+        text = changed_plan(before, self.plan, self._host_pool, self.request.scaling.max_workers)
+        if text := self._growth.describe(self.attempt, self.plan.world_size, self._name_start()) or text:
             self._do(events.ShowLine(text))
         self._do(*(events.ShowLine(text, once=True) for text in crowded_hosts(self.plan, self._host_pool)))
         self._do(*self._launch.prepare(self.plan))
@@ -304,11 +315,13 @@ class RunStateMachine:
         try:
             starts = self._launch.start(self.plan, self.checkpoint, skip_to)
         except LaunchError as error:
-            self._give_up(str(error))
+            if not self._drop_new_hosts(str(error)):
+                self._give_up(str(error))
             return
         self._move(RunState.STARTING)
         self._deadline, self.retries.started_from = math.inf, self.checkpoint
-        if self.retries.used and not self._rollbacks.of(self.attempt - 1):
+        if self.retries.used > self._restarts_told:
+            self._restarts_told = self.retries.used
             self._do(events.ShowLine(f"{self.retries}, from {self._name_start()}"))
         self._do(*starts, events.WorkersStart(self.plan))
 
@@ -337,6 +350,7 @@ class RunStateMachine:
         self._move_rank(rank, RankState.RUNNING)
         if self.state is RunState.STARTING and self._ranks.all_started:
             self._move(RunState.RUNNING)
+            self._growth.begin(len(self._ranks.all), self._now)
             self._do(events.AllTrain())
 
     @on(events.RankEnds)
@@ -469,6 +483,24 @@ class RunStateMachine:
         self._do(events.ShowLine(text))
         self._begin_next_attempt()
 
+    # -- hosts are back that the run lacks ------------------------------------------------------------------------
+
+    @property
+    def _may_grow(self) -> bool:
+        """True if the attempt may end at a checkpoint: it trains, and neither its end nor that of the run is near."""
+        return self.state is RunState.RUNNING and not (self._ranks.outcomes or self.stopping.was_asked)
+
+    def _drop_new_hosts(self, why: str) -> bool:
+        """Do without the hosts for which the run has just grown, if there are any. Their loss ends the attempt."""
+        if hosts := [host for host in self._growth.on_trial(self.attempt) if host in self._busy_hosts]:
+            self._do(events.ShowLine(f"{why}; the run continues without {name_hosts(hosts)}", once=True))
+        self._do(*(events.SendMessage(host, wire.Close()) for host in hosts))
+        return bool(hosts)
+
+    def _begin_at_once(self) -> None:
+        """Begin the next attempt with the hosts that are connected, if they are enough."""
+        self._search_hosts(reconnect_s=self.request.failure_config.host_wait_s, wait_s=0.0)
+
     # -- a host is lost, or cannot continue -----------------------------------------------------------------------
 
     @on(events.HostLost)
@@ -534,7 +566,9 @@ class RunStateMachine:
 
     @on(wire.HostFailed)
     def _on_host_failed(self, host: str, message: wire.HostFailed) -> None:
-        self._end_for(f"{host}: {message.text}")
+        why = f"{host}: {message.text}"
+        if not self._drop_new_hosts(why):
+            self._end_for(why)
 
     @on(events.StorageFailed)
     def _on_storage_failed(self, _: str, event: events.StorageFailed) -> None:
@@ -672,13 +706,17 @@ class RunStateMachine:
         self._deadline = math.inf
         finished = self.is_done and is_all_stored and not self.storage_failed
         why = None if finished else self._describe_early_end()
-        self._do(events.AttemptEnded(self.attempt, tuple(self.failures), why))
+        rollback = self._rollbacks.of(self.attempt)
+        grows = bool(why) and why == self._growth.reason(self.attempt)
+        self._do(events.AttemptEnded(self.attempt, tuple(self.failures), why, is_planned=grows))
         if finished:
             self._end(RunState.FINISHED)  # even if a stop was requested at the last moment
         elif self.stopping.reason is not None:
             self._end(RunState.STOPPED)
-        elif (rollback := self._rollbacks.of(self.attempt)) and not self.problem:
+        elif rollback and not self.problem:
             self._do(rollback)
+        elif grows:
+            self._begin_at_once()
         elif self._may_restart():
             failure = self._describe_failure()
             self.earlier_attempts.append(f"attempt {self.attempt} before: {failure.splitlines()[0]}")
@@ -699,7 +737,7 @@ class RunStateMachine:
             return self._describe_failure()
         if rollback := self._rollbacks.of(self.attempt):
             return self.problem or str(rollback)
-        return self.problem or finished_early(self.failures, self._ranks.outcomes)
+        return self.problem or self._growth.reason(self.attempt) or finished_early(self.failures, self._ranks.outcomes)
 
     def _describe_failure(self) -> str:
         log_folder = f"attempt_{self.attempt}" if self.request.keeps_logs else ""
@@ -713,9 +751,13 @@ class RunStateMachine:
         culprit = culprit_first(self.failures)[0] if self.failures else None
         reports = self._ranks[culprit.rank].reports if culprit else 0
         stranded = (self.hung.deadlock or None) if self.hung else finished_early(self.failures, self._ranks.outcomes)
-        return self.retries.allow(culprit, reports=reports, checkpoint=self.checkpoint, stranded=stranded)
+        is_undone = self._growth.is_undone(self.attempt, self.failures)
+        return is_undone or self.retries.allow(culprit, reports=reports, checkpoint=self.checkpoint, stranded=stranded)
 
     def _restart(self) -> None:
+        if self._growth.is_undone(self.attempt, self.failures):
+            self._begin_at_once()
+            return
         delay_s = self.retries.delay_s()
         if not delay_s:
             self._begin_next_attempt()

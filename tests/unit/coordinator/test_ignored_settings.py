@@ -28,7 +28,7 @@ HONOURED = {
 NAMED_ELSEWHERE = {"hosts", "hostfile", "transport", "trainer_resources", "placement_strategy", "debug_rank"}
 """Refused, or named by another line."""
 OTHER_VALUES: dict[str, Any] = {
-    "start_method": "spawn", "ssh_args": "-v", "numa_binding": "node", "hang_timeout_s": 30.0,
+    "start_method": "spawn", "ssh_args": "-v", "numa_binding": "node", "grow": "checkpoint", "hang_timeout_s": 30.0,
     "host_lease_s": 30.0, "host_wait_s": 1.0, "ranks": [0], "include": ["a"],
     "limit_bytes": 5, "fetch_limit_bytes": 5, "env_from": "needed.txt", "max_failures": 3, "retry_same_failure": True,
     "backoff_s": 1.0, "peer_failure_grace_s": 1.0,
@@ -37,7 +37,7 @@ OTHER_VALUES: dict[str, Any] = {
 
 
 def described(config: type, launcher: OuterLauncher | None, **settings: Any) -> str | None:
-    one = config(**settings)
+    one = config(**settings, **({"num_workers": (1, 2)} if "grow" in settings else {}))
     run = one if config is RunConfig else RunConfig(**{  # type: ignore[arg-type]
         name: one
         for name, kind in (

@@ -16,6 +16,7 @@ from distrain.api.job import Job
 from distrain.decisions.checkpoints.actions import NewStart
 from distrain.decisions.events import (
     Action,
+    AttemptEnded,
     CheckpointsInProgress,
     ConnectHost,
     HangDetected,
@@ -456,6 +457,170 @@ def test_a_run_does_not_wait_long_for_a_host_that_it_can_do_without() -> None:
     play.raises(0)
     play.gone("one")
     assert places(play) == ["one", "one", "two", "two"]
+
+
+# -- growth ------------------------------------------------------------------------------------------------------------
+
+COMMIT = NewStart("/runs/run/checkpoint_000007", is_new=True)
+
+
+def play_that_may_grow(**options: Any) -> Play:
+    """Two ranks train on ``one``; ``two`` was lost, and may be back."""
+    scaling = ScalingConfig(num_workers=(1, 4), grow="checkpoint", **options)
+    play, _ = after_a_loss(**{**elastic(1, 4), "scaling": scaling})
+    while play.state is RunState.CONNECTING:
+        play.tick()
+    play.begin_attempt()
+    play.happens(HostLost("two", "still down"))
+    return play
+
+
+def grown_play() -> Play:
+    """``two`` is back, and four ranks are about to train from the checkpoint."""
+    play = play_that_may_grow()
+    play.says("two", hello())
+    play.happens(COMMIT)
+    play.gone("one")
+    play.reserve()
+    return play
+
+
+def tries(play: Play, until: float) -> list[float]:
+    """When a missing host is tried until then, in seconds from now on: each time in vain, and without a line."""
+    began, found = play.now, []
+    while play.machine.deadline() < began + until:
+        actions = play.tick()
+        found += [play.now - began] * len(asked(actions))
+        for host in asked(actions):
+            assert said(play.happens(HostLost(host, "still down"))) == said(actions) == ""
+    return found
+
+
+def test_missing_hosts_are_tried_more_and_more_rarely_in_silence() -> None:
+    assert tries(play_that_may_grow(), 300.0) == [15.0, 45.0, 105.0, 165.0, 225.0, 285.0]
+
+
+def test_without_growth_no_host_is_tried_while_ranks_train() -> None:
+    play, _ = after_a_loss(**elastic(1, 4))
+    while play.state is RunState.CONNECTING:
+        play.tick()
+    play.begin_attempt()
+    assert play.machine.deadline() == math.inf
+    play.says("two", hello())
+    assert play.happens(COMMIT) == []
+
+
+def test_the_next_checkpoint_ends_the_attempt_for_a_host_that_is_back_which_is_no_failure() -> None:
+    play = play_that_may_grow()
+    play.happens(COMMIT)
+    play.says("two", hello())
+    assert play.happens(NewStart("/elsewhere")) == [], "it was stored before, or has moved"
+    assert stops(play.happens(COMMIT)) == {"one": 0.0}
+    play.exits(0, exit_code=None, signal=9, by_us=True)
+    actions = play.gone("one")
+    [ended] = [action for action in actions if isinstance(action, AttemptEnded)]
+    assert (ended.failures, ended.why, ended.is_planned) == ((), "two is back", True)
+    assert said(actions) == "two is back: continuing from checkpoint_000007 with 4 workers instead of 2"
+    assert places(play) == ["one", "one", "two", "two"]
+    assert said(play.reserve()) == "", "no restart after a failure"
+    assert play.machine.retries.used == 1, "the loss of the host"
+    assert len(play.machine.earlier_attempts) == 1
+    play.enter()
+    assert play.happens(COMMIT) == []
+
+
+@pytest.mark.parametrize("event", ["stop", "finished", "failed", "hung"])
+def test_everything_else_comes_before_growth(event: str) -> None:
+    play = play_that_may_grow()
+    play.says("two", hello())
+    if event == "stop":
+        play.rank_says(wire.StopVote, 0, call=1)
+        play.happens(StopRequested("SIGTERM"))
+    elif event == "finished":
+        play.succeeds(0)
+    elif event == "failed":
+        play.outstanding = Outstanding(saving=CheckpointsInProgress(frozenset({(1, 1)})))
+        play.raises(0)
+    else:
+        play.happens(HangDetected(60.0, ()))
+    before = play.state
+    assert (stops(play.happens(COMMIT)), play.state) == ({}, before)
+
+
+def test_ranks_that_finish_while_they_are_stopped_to_grow_end_the_run() -> None:
+    play = play_that_may_grow()
+    play.says("two", hello())
+    play.happens(COMMIT)
+    play.all_succeed()
+    play.gone("one")
+    assert play.state is RunState.FINISHED
+
+
+def test_a_stop_while_the_attempt_ends_to_grow_ends_the_run() -> None:
+    play = play_that_may_grow()
+    play.says("two", hello())
+    play.happens(COMMIT)
+    play.happens(StopRequested("SIGINT"))
+    play.gone("one")
+    assert play.state is RunState.STOPPED
+
+
+def test_a_new_host_that_is_lost_again_costs_no_restart_and_the_run_waits_longer_and_longer() -> None:
+    play = grown_play()
+    for wait_s in (60.0, 120.0, 240.0):
+        play.happens(HostLost("two", "cut"))
+        actions = play.gone("one")
+        assert "ranks 2, 3 on two were lost: cut" in said(actions)
+        assert (places(play), play.state) == (["one", "one"], RunState.RESERVING), "at once, without it"
+        assert said(play.reserve()) == ""
+        play.enter()
+        assert play.machine.retries.used == 1
+        began = play.now
+        play.says("two", hello())
+        play.now = began + wait_s - 0.1
+        assert stops(play.happens(COMMIT)) == {}
+        play.now = began + wait_s
+        assert stops(play.happens(COMMIT)) == {"one": 0.0}
+        play.gone("one")
+        play.reserve()
+    play.enter()
+    play.happens(COMMIT)
+    play.happens(HostLost("two", "cut"))
+    play.gone("one")
+    assert play.machine.retries.used == 2, "it had proved itself"
+
+
+def test_a_new_host_on_which_no_rank_can_start_is_left_out() -> None:
+    play = grown_play()
+    actions = play.says("two", wire.HostFailed(text="no torch"))
+    assert said(actions) == "two: no torch; the run continues without two"
+    assert told(actions, wire.Close) == [("two", wire.Close())]
+    play.happens(HostLost("two", "ended"))
+    play.gone("one")
+    play.begin_attempt()
+    assert (places(play), play.state) == (["one", "one"], RunState.RUNNING)
+    play.says("one", wire.HostFailed(text="no torch"))
+    play.gone("one")
+    assert (play.state, play.machine.problem) == (RunState.FAILED, "one: no torch")
+
+
+def test_a_host_that_is_lost_while_the_attempt_ends_to_grow_is_named() -> None:
+    play = play_that_may_grow()
+    play.says("two", hello())
+    play.happens(COMMIT)
+    play.happens(HostLost("two", "cut"))
+    assert "two is gone again: continuing from checkpoint_000007" in said(play.gone("one"))
+    play.begin_attempt()
+    play.says("two", hello())
+    assert stops(play.happens(COMMIT)) == {}, "it waits"
+
+
+def test_a_host_that_is_back_without_the_resources_is_not_used() -> None:
+    play = play_that_may_grow(resources_per_worker={"CPU": 2})
+    play.says("two", hello_of(HostInfo(name="", cpus=2, memory_bytes=0, network="here")))
+    assert stops(play.happens(COMMIT)) == {}
+    play.says("two", hello())
+    assert stops(play.happens(COMMIT)) == {"one": 0.0}
 
 
 # -- where ranks meet ------------------------------------------------------------------------------------------------
