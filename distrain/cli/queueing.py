@@ -197,7 +197,7 @@ def run_of_job(given: str, *, waits: bool) -> Run | None:
         time.sleep(_POLL_S)  # once more after its beginning: a moment later, it takes requests
         job = tickets_in(desk).get(given, job)
     if not job.run:
-        raise NoSuchRun(f"{job.name} is {state_of(job)}{f': {job.why}' if job.why else ''}")
+        raise NoSuchRun(f"{job.name} ({state_of(job)}) has not begun{f': {job.why}' if job.why else ''}")
     if job.host == node() or "://" in job.run or os.path.isdir(job.run):
         return run_at(locate(job.run))
     words = [job.python, "-m", "distrain", *(job.run if word == given else word for word in sys.argv[1:])]
