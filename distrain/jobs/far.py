@@ -69,7 +69,7 @@ class Far:
     @property
     def is_lost(self) -> bool:
         """True if the host can't answer any more."""
-        return self._child.channel.at_end
+        return self._child.channel.at_end or self._child.process.poll() is not None
 
     def close(self) -> None:
         """End the side."""

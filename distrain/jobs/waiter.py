@@ -45,12 +45,14 @@ class FarDesk:
 
     def __init__(self, connect: Callable[[], Far], folder: str) -> None:
         self._folder, self._connect, self._far = folder, connect, connect()
+        self._lock = threading.Lock()
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            if self._far.is_lost:
-                self._far.close()
-                self._far = self._connect()
+            with self._lock:
+                if self._far.is_lost:
+                    self._far.close()
+                    self._far = self._connect()
             return self._far.ask("desk", folder=self._folder, method=method, arguments=list(arguments))
 
         return call
@@ -77,7 +79,8 @@ def locked(desk: Desk | FarDesk) -> Iterator[dict[str, Ticket]]:
     try:
         yield tickets_in(desk)
     finally:
-        desk.unlock()
+        with suppress(LaunchError):  # the lock has ended with the connection
+            desk.unlock()
 
 
 def tickets_in(desk: Desk | FarDesk) -> dict[str, Ticket]:
@@ -119,19 +122,41 @@ class Waiter:
             self._write(name=name, submitted=since)
 
     def _write(self, **changes: Any) -> None:
-        self.ticket = replace(self.ticket, **changes)
-        self._desk.write(asdict(self.ticket))
+        ticket = replace(self.ticket, **changes)
+        self._desk.write(asdict(ticket))
+        self.ticket = ticket
+
+    # -- in threads of their own, as a host or a queue that does not answer must not hold up the others --
+
+    def _repeat(self, action: Callable[[], None]) -> None:
+        while not self._over.wait(_BEAT_S):
+            with suppress(DistrainError):
+                action()
 
     def _beat(self) -> None:
-        """Show that this process lives. A cancelled job that runs ends as after SIGTERM."""
-        while not self._over.wait(_BEAT_S):
-            for link in list(self._links.values()):
-                link.beat()
-            with suppress(DistrainError):
-                if self._desk.touch(self.ticket.name) and not self.is_cancelled:
-                    self.is_cancelled = True
-                    if self.ticket.state == "running":
-                        process.kill(os.getpid(), signal.SIGTERM)
+        """Show the hosts that this process lives."""
+        for link in list(self._links.values()):
+            link.beat()
+
+    def _touch(self) -> None:
+        """Show the queue that this process lives. A cancelled job that runs ends as after SIGTERM."""
+        if self._desk.touch(self.ticket.name) and not self.is_cancelled:
+            self.is_cancelled = True
+            if self.ticket.state == "running":
+                process.kill(os.getpid(), signal.SIGTERM)
+
+    def _claim_again(self) -> None:
+        """Claim the units of a running job on hosts that have lost its claims, as after a restart of the host."""
+        for name, link in list(self._links.items()):
+            if name in self.ticket.units and link.is_lost:
+                link.close()
+                self._links[name] = link = Far(self._transports[name], self.ticket.label)
+                is_ours = False
+                try:
+                    is_ours = link.ask("claim", names=self.ticket.units[name])
+                finally:
+                    if not is_ours:
+                        link.close()
 
     # -- the turn comes -------------------------------------------------------------------------------------------
 
@@ -140,15 +165,17 @@ class Waiter:
 
         Raises ResourcesError if the hosts will never have enough, and KeyboardInterrupt if the job is cancelled.
         """
-        threading.Thread(target=self._beat, name="distrain-beat", daemon=True).start()
+        for action in (self._beat, self._touch, self._claim_again):
+            threading.Thread(target=self._repeat, args=(action,), name=f"distrain-{action.__name__}", daemon=True).start()
         said, units = "", None
         while units is None:
             if self.is_cancelled:
                 raise KeyboardInterrupt
             try:
                 units, why = self._try(), self.ticket.why
-            except LaunchError as error:  # the machine of the queue does not answer
+            except LaunchError as error:  # the machine of the queue, or a host, does not answer
                 why = str(error)
+                self._close_links()  # and so are the claims that it may have by now
             if units is None and why != said:
                 said = why
                 say(f"{self.ticket.name} waits: {said}")
@@ -167,6 +194,7 @@ class Waiter:
     def _try(self) -> Units | None:
         """Return the units if it is this job's turn and nobody else has them; else note why it waits."""
         with locked(self._desk) as tickets:
+            tickets[self.ticket.name] = self.ticket  # the file may look dead, as after a machine was suspended
             found = self._turns(tickets, is_hopeful=True)
             turn, led = found[self.ticket.name], self._led(tickets, found)
             stale = self._stale(tickets, led)
