@@ -124,6 +124,8 @@ def test_jobs_take_turns_also_after_one_is_killed(tmp_path: Path, distrain: Call
     told = distrain("submit", "--name", "killed", "train.py", "x", "1", check=False)
     assert (told.returncode, told.stderr.count("\n")) == (2, 1)
     assert "the queue has a job 'killed' already" in told.stderr
+    typo = distrain("submit", "--after", "kiled", "train.py", check=False)
+    assert "--after kiled: the queue has no such job" in typo.stderr
     waiting = distrain("logs", "last", check=False).stderr + distrain("show", "cancelled", check=False).stderr
     assert "cancelled (waiting) has not begun: 0 of 2 slots are free" in waiting
     process = job_process("killed")
