@@ -278,11 +278,10 @@ def test_only_process_starts_and_kills() -> None:
         assert "pidfd_send_signal" not in module.uses("signal"), name
 
 
-def test_only_the_forkserver_and_guards_fork() -> None:
+def test_only_the_forkserver_and_the_guard_fork() -> None:
     assert {name for name, module in PLAIN.items() if module.uses("os") & {"fork", "forkpty"}} == {
         "agent.forkserver",
         "agent.guard",
-        "system.process",
     }
 
 

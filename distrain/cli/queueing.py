@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from distrain.system.remote_path import RemotePath
 
 _POLL_S = 0.5
+_RECENT_S = 3600.0
+"""Seconds for which jobs that have failed are shown, too."""
 _PATIENCE_S = 120.0
 
 
@@ -45,7 +47,8 @@ def run_queue(options: argparse.Namespace) -> int:
     desk = open_desk()
     now = desk.now()
     found = sorted(tickets_in(desk).values(), key=lambda one: (one.state == "waiting", one.submitted))
-    shown = [one for one in found if one.is_active or options.all]
+    recent = {one.name for one in found if state_of(one) in ("failed", "lost") and one.silent_s < _RECENT_S}
+    shown = [one for one in found if one.is_active or one.name in recent or options.all]
     if options.json:
         write_json("queue", jobs=[{**_plain(one), "state": state_of(one)} for one in shown])
     elif not shown:
@@ -197,7 +200,7 @@ def run_of_job(given: str, *, waits: bool) -> Run | None:
         time.sleep(_POLL_S)  # once more after its beginning: a moment later, it takes requests
         job = tickets_in(desk).get(given, job)
     if not job.run:
-        raise NoSuchRun(f"{job.name} is {state_of(job)}{f': {job.why}' if job.why else ''}")
+        raise NoSuchRun(f"{job.name} ({state_of(job)}) has not begun{f': {job.why}' if job.why else ''}")
     if job.host == node() or "://" in job.run or os.path.isdir(job.run):
         return run_at(locate(job.run))
     words = [job.python, "-m", "distrain", *(job.run if word == given else word for word in sys.argv[1:])]

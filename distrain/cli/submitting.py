@@ -15,7 +15,6 @@ import sys
 import tarfile
 import tempfile
 import time
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,8 +63,8 @@ def run_submit(arguments: Sequence[str], user_path: Sequence[str]) -> int:
         named=[os.fspath(path) for path in run.shipping_config.include],
         limit_bytes=run.shipping_config.limit_bytes,
     )
-    token = uuid.uuid4().hex
-    name = enter_queue(options, hosts, scaling, stem_of(script_of(work)), token).ticket.name
+    ticket = enter_queue(options, hosts, scaling, stem_of(script_of(work))).ticket
+    name, token = ticket.name, ticket.token
     folder = _jobs() / f"{name}-{token[:8]}"  # another queue may have a job of the same name
     folder.mkdir(parents=True, mode=0o700)  # its files have the environment
     (folder / "code").mkdir()

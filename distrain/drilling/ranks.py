@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import chain, combinations, pairwise, product, starmap
+from itertools import chain, combinations, product, starmap
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -105,9 +105,9 @@ class Ranks:
             values, others = mine.get("sampler", {}), yours.get("sampler", {})
             name = next((name for name, value in values.items() if value != others.get(name)), "")
             if name and mine["pass"] == yours["pass"]:
-                notes = {rank: notes for rank, notes in self._notes.items() if len(notes) > index}
-                calls = [rank for rank, (first, *_) in notes.items() if _epoch(notes[rank][index]) != _epoch(first)]
-                if name == "epoch" and 0 < len(calls) < len(notes):
+                until = {rank: notes[: index + 1] for rank, notes in self._notes.items()}
+                calls = [rank for rank, notes in until.items() if notes[-1].get("sampler") != notes[0].get("sampler")]
+                if name == "epoch" and 0 < len(calls) < len(until):
                     return f"only {name_ranks(calls)} called set_epoch()"
                 return f"the sampler's {name} is {values[name]} and {others.get(name)} on ranks {one} and {other}"
         return ""
@@ -146,13 +146,12 @@ class Ranks:
         for each in dict.fromkeys(note.get("pass") for rank in ranks for note in self._notes[rank]):
             found = {}
             for rank in ranks:
-                notes = [note for index, note in enumerate(self._notes[rank]) if index < ends]
-                batches = [note for note in notes if note.get("pass") == each]
+                batches = [note for note in self._notes[rank][:ends] if note.get("pass") == each]
                 is_complete = self._has_finished or batches[-1:] != self._notes[rank][-1:]
                 found[rank] = [note[identity] for note in batches[: len(batches) - is_complete]]
             yield found
 
-    def _end_of_pass(self, ranks: Sequence[int], identity: str) -> float:
+    def _end_of_pass(self, ranks: Sequence[int], identity: str) -> int | None:
         """Return the number of batches in the first pass, if no loader counts passes: the next one has known rows."""
         seen: set[str] = set()
         for index, notes in enumerate(zip(*(self._notes[rank] for rank in ranks), strict=False)):
@@ -160,17 +159,15 @@ class Ranks:
             if "pass" not in notes[0] and rows <= seen:
                 return index
             seen |= rows
-        return math.inf
+        return None
 
     # -- replicas -------------------------------------------------------------------------------------------------
 
     def _faults_of_replicas(self) -> Iterator[Cause]:
         differences, gradients = self._differences("replicas"), self._differences("gradients")
         apart = {step for step, part, *_ in differences if part == "parameters"}
-        steps = set.intersection(
-            *({note["step"] for note in self._attempt.of("replicas", rank)} for rank in self._notes)
-        )
-        if apart and not {step for step in steps if step > min(apart)} <= apart:
+        steps = [{note["step"] for note in self._attempt.of("replicas", rank)} for rank in self._notes]
+        if apart and not {step for step in set.intersection(*steps) if step > min(apart)} <= apart:
             return  # they become equal again, as with local SGD
         wrong = {step for step, *_ in gradients}
         for step, _, named, ranks in self._differences("clip"):
@@ -189,15 +186,11 @@ class Ranks:
             text = f"the gradients of {named} differ between ranks {ranks} in step {first + 1}{place}"
             yield Cause("no-sync" if unsynced else "not-reduced", text)
         for step, part, named, ranks in differences[:1]:
+            differs, made = f"{named} differs between ranks {ranks}", self._made(named)
             if step == 0 and part == "parameters":
-                yield Cause(
-                    "replica-start", f"{named} differs between ranks {ranks} before the first step{self._made(named)}"
-                )
+                yield Cause("replica-start", f"{differs} before the first step{made}")
             elif not (apart and gradients):
-                yield Cause(
-                    "replicas",
-                    f"{part}: {named} differs between ranks {ranks} from step {step + 1} on{self._made(named)}",
-                )
+                yield Cause("replicas", f"{part}: {differs} from step {step + 1} on{made}")
 
     def _at(self, rank: int) -> str:
         """Return the line that made the loader, or else the model, in parentheses."""
@@ -242,10 +235,9 @@ class Ranks:
 
     def remarks(self) -> list[str]:
         """Return what is worth a look, but on purpose in many scripts."""
-        pairs = [pair for notes in self._notes.values() for pair in pairwise(notes)]
-        passes = [(one, other) for one, other in pairs if one.get("pass") != other.get("pass")]
-        again = [_epoch(one) == _epoch(other) is not None for one, other in passes if one["sampler"].get("shuffle")]
-        if again and all(again):
+        notes = [note for each in self._notes.values() for note in each if note.get("sampler", {}).get("shuffle")]
+        epochs = {note["sampler"].get("epoch") for note in notes}
+        if len({note["pass"] for note in notes}) > 1 and len(epochs) == 1 and None not in epochs:
             at = self._at(min(self._notes))
             return [f"every pass over the data has the same order, as set_epoch() is never called{at}"]
         return []
@@ -304,11 +296,6 @@ class Ranks:
         """Return the rows of a step on all ranks that read different rows, sorted."""
         notes = [note for rank in self._first_share for note in self._notes[rank] if note["step"] == step]
         return sorted(chain.from_iterable(note["rows"] for note in notes))
-
-
-def _epoch(note: Note) -> int | None:
-    epoch: int | None = note.get("sampler", {}).get("epoch")
-    return epoch
 
 
 def _whole(parts: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:

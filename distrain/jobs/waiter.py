@@ -151,12 +151,13 @@ class Waiter:
             if name in self.ticket.units and link.is_lost:
                 link.close()
                 self._links[name] = link = Far(self._transports[name], self.ticket.label)
-                is_ours = False
                 try:
-                    is_ours = link.ask("claim", names=self.ticket.units[name])
-                finally:
-                    if not is_ours:
-                        link.close()
+                    if link.ask("claim", names=self.ticket.units[name]):
+                        continue
+                except LaunchError:
+                    link.close()  # it is tried again
+                    raise
+                self._links.pop(name).close()  # the agent there still has them
 
     # -- the turn comes -------------------------------------------------------------------------------------------
 
@@ -166,7 +167,9 @@ class Waiter:
         Raises ResourcesError if the hosts will never have enough, and KeyboardInterrupt if the job is cancelled.
         """
         for action in (self._beat, self._touch, self._claim_again):
-            threading.Thread(target=self._repeat, args=(action,), name=f"distrain-{action.__name__}", daemon=True).start()
+            threading.Thread(
+                target=self._repeat, args=(action,), name=f"distrain-{action.__name__}", daemon=True
+            ).start()
         said, units = "", None
         while units is None:
             if self.is_cancelled:

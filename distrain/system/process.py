@@ -34,7 +34,7 @@ WITHIN_RUN = "DISTRAIN_WITHIN_RUN"
 """Environment variable with the id of the run, in ranks of another launcher while they train."""
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
-"""Signal that makes a worker write the stacks of its threads. NCCL, submitit and Lightning use SIGUSR1 and SIGUSR2."""
+"""Signal that makes a worker write its main thread's stack. NCCL, submitit and Lightning use SIGUSR1 and SIGUSR2."""
 DEBUG_SIGNAL = signal.SIGRTMIN + 8
 """Signal that makes a worker open its debugger."""
 UNWIND_SIGNAL = signal.SIGRTMIN + 9
@@ -724,26 +724,21 @@ def run_shell(command: str, text: str, environment: Mapping[str, str], limit_s: 
         raise subprocess.CalledProcessError(child.returncode, command)
 
 
-def run_guarded(argv: list[str], environment: Mapping[str, str]) -> int:
-    """Run a program that gets our SIGTERM, and return its exit code: 128 + the number of a signal.
+def run_guarded(argv: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a program that gets our SIGTERM, and return its exit code: -15 if SIGTERM has ended it.
 
-    No descendant survives the program, this process or its parent, which has started it from the main thread.
+    No descendant survives the program, or the parent of this process, which has started it from the main thread.
     """
     guard, parent = os.getpid(), os.getppid()
     adopt_orphans()
-    if not (program := os.fork()):
-        die_with_parent(guard)
-        os.execve(argv[0], argv, environment)  # noqa: S606
-    signal.signal(signal.SIGTERM, lambda number, _: kill(program, number))
+    program = _start(argv, env=environment, preexec_fn=lambda: die_with_parent(guard))
+    signal.signal(signal.SIGTERM, lambda number, _: kill(program.pid, number))
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(1))
     die_with_parent(parent, signal.SIGHUP)
     try:
-        while (ended := os.wait())[0] != program:  # else an orphan
-            pass
+        return program.wait()
     finally:
         end_descendants()
-    code = os.waitstatus_to_exitcode(ended[1])
-    return code if code >= 0 else 128 - code
 
 
 # -- other programs --------------------------------------------------------------------------------------------------

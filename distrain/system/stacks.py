@@ -87,7 +87,7 @@ def places_of(
 ) -> list[tuple[list[int], str]]:
     """Return each location with its ranks, most ranks first; then silent ranks, and finished ones.
 
-    stacks: for each rank the text of faulthandler, with all threads.
+    stacks: for each rank the text of faulthandler, with all threads or only the main one.
     silent: ranks that did not answer when asked for their stacks.
     """
     working = {rank: text for rank, text in stacks.items() if rank not in finished}

@@ -859,7 +859,8 @@ class Dump(FromWorker):
     """Evidence of what a rank was doing, for the attempt's evidence folder.
 
     what: see :data:`~distrain.storage.names.EVIDENCE_SUFFIXES`; or ``last_collectives`` of a rank that has finished,
-    which are not kept as a file. ``stacks`` are those of all threads, as faulthandler wrote them.
+    which are not kept as a file. ``stacks`` are those of all threads, as faulthandler wrote
+    them; only the main thread's of a rank that did not answer in time.
 
     Worker -> coordinator; stacks: agent -> coordinator.
     """

@@ -165,11 +165,12 @@ def _handle_signals(stacks_fd: int) -> None:
     under torchrun; a signal of distrain's unwinds it.
 
     A thread writes the stacks on request. It holds the GIL, as faulthandler may crash if threads begin or end
-    meanwhile. While C code holds the GIL, the thread cannot run, and a signal makes faulthandler write them.
+    meanwhile. While C code holds the GIL, or the machine is busy, the thread does not run in time. A signal then makes
+    faulthandler write only the stack of the thread that handles it, the main one, which needs no list of threads.
     """
     faulthandler.enable()
     start_hidden_thread(_write_stacks, stacks_fd)
-    faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
+    faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=False)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(WAKE_SIGNAL, lambda number, frame: None)
     signal.siginterrupt(WAKE_SIGNAL, False)  # sleeps end all the same, and are continued

@@ -168,7 +168,7 @@ CELLS: dict[str, dict[str, tuple[str, Fact]]] = {
     },
     "grows while it runs": {
         RAY: (
-            "**yes**",
+            "yes",
             lambda s: s.default(f"{TRAIN}/api/config.py", "ScalingConfig.elastic_resize_monitor_interval_s") == 60,
         ),
         TORCHRUN: ("`--nnodes MIN:MAX`", elastic),

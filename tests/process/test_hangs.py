@@ -24,6 +24,7 @@ from distrain import FailureConfig, HangError, Result, WorkerGroupError
 from distrain.coordinator.requests import STACKS, connect
 from distrain.storage.lines import read_events
 from distrain.storage.paths import RunPaths
+from distrain.system.process import STACKS_SIGNAL
 from tests.conftest import wait_until
 from tests.process.conftest import ask_run
 
@@ -164,6 +165,31 @@ def test_taking_stacks_does_not_kill_a_rank_whose_threads_begin_and_end(fit: Fit
         finally:
             end.touch()
         assert training.result(timeout=30.0).error is None
+
+
+SIGNALLER = """
+import os, sys, time
+for _ in range(2000):
+    os.kill(int(sys.argv[1]), int(sys.argv[2]))
+    time.sleep(0.002)
+"""
+
+
+def test_the_signal_for_stacks_does_not_kill_a_rank_whose_threads_begin_and_end(fit: Fit) -> None:
+    """A rank gets it that does not answer soon: native code holds the GIL, or the machine is busy."""
+
+    def train() -> str:
+        words = [sys.executable, "-c", SIGNALLER, str(os.getpid()), str(int(STACKS_SIGNAL))]
+        with subprocess.Popen(words) as signaller:
+            while signaller.poll() is None:
+                threads = [threading.Thread(target=len, args=("",)) for _ in range(4)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+        return "trained" if signaller.returncode == 0 else "the signaller has failed"
+
+    assert fit(train, workers=1).return_value == "trained"
 
 
 def test_taking_stacks_does_not_kill_workers_that_are_still_starting(fit: Fit) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -123,8 +124,10 @@ def test_jobs_take_turns_also_after_one_is_killed(tmp_path: Path, distrain: Call
     told = distrain("submit", "--name", "killed", "train.py", "x", "1", check=False)
     assert (told.returncode, told.stderr.count("\n")) == (2, 1)
     assert "the queue has a job 'killed' already" in told.stderr
+    typo = distrain("submit", "--after", "kiled", "train.py", check=False)
+    assert "--after kiled: the queue has no such job" in typo.stderr
     waiting = distrain("logs", "last", check=False).stderr + distrain("show", "cancelled", check=False).stderr
-    assert "cancelled is waiting: 0 of 2 slots are free" in waiting
+    assert "cancelled (waiting) has not begun: 0 of 2 slots are free" in waiting
     process = job_process("killed")
     assert process is not None
     os.kill(process, signal.SIGKILL)
@@ -166,4 +169,4 @@ def test_gpus_of_a_job_are_left_to_it(tmp_path: Path, distrain: Callable[..., An
     assert (tmp_path / "waited-0").read_text().splitlines()[0].endswith(" GPU-1")
     too_many = distrain("run", "--gpus", "3", "--wait", "train.py", "x", "0", check=False, **driver)
     assert too_many.returncode == 2
-    assert "needs 3 workers with 1 GPU each, but" in too_many.stderr
+    assert re.search(r"needs 3 workers with 1 GPU each, but \S+ has room for 2", too_many.stderr)

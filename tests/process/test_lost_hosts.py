@@ -6,6 +6,7 @@ host is down.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 import pytest
@@ -29,8 +30,12 @@ from distrain import (
 )
 from distrain.coordinator.connection.transport import Transport
 from distrain.coordinator.run.fit import run_work
+from distrain.decisions.run import growth
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import HostSpec
+from distrain.page.data import attempts_table
+from distrain.page.facts import Facts
+from distrain.storage.runs.listing import run_at
 from distrain.worker.job.job import FunctionWork
 from tests.process.conftest import make_fake_ssh, records
 
@@ -53,12 +58,18 @@ class Hosts:
     place: Path
 
     def __call__(
-        self, function: Callable[..., Any], *, workers: Any, failures: FailureConfig = RESTARTS, **slots: int
+        self,
+        function: Callable[..., Any],
+        *,
+        workers: Any,
+        grow: Literal["checkpoint"] | None = None,
+        failures: FailureConfig = RESTARTS,
+        **slots: int,
     ) -> Result:
         ssh = make_fake_ssh(self.place, SSH.format(place=self.place)).template[0]
         return run_work(
             FunctionWork(function=function, config={"place": self.place}, backend=BackendConfig()),
-            ScalingConfig(num_workers=workers),
+            ScalingConfig(num_workers=workers, grow=grow),
             RunConfig(name="run", storage_path=self.place / "runs", failure_config=failures),
             transports=[
                 Transport(
@@ -178,6 +189,53 @@ def test_a_run_of_min_and_max_goes_on_smaller_and_grows_again(hosts: Hosts) -> N
 
     assert hosts(train, workers=(2, 4), one=2, two=2).return_value == 2
     assert hosts.placed() == [["one", "one", "two", "two"], ["one", "one"], ["one", "one", "two", "two"]]
+
+
+def test_a_run_takes_a_host_that_is_back_at_the_next_checkpoint(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Although no failure is left; and a try in vain says nothing."""
+
+    def train(config: dict[str, Any]) -> tuple[int, int]:
+        place, first = Path(config["place"]), begin()
+        distrain.collective.barrier()
+        if first == 0 and is_last():
+            (place / "down-two").touch()
+            kill_the_agent()
+        if first == 0 or distrain.get_context().get_world_size() == 4:
+            distrain.collective.barrier()
+            return first, distrain.get_context().get_world_size()
+        if is_last():
+            (place / "tried-two").unlink()
+            while not (place / "tried-two").exists():
+                time.sleep(0.05)
+            (place / "down-two").unlink()
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            distrain.collective.barrier()
+            begin()
+            time.sleep(0.1)
+        raise ValueError("the host was not used")
+
+    monkeypatch.setattr(growth, "FIRST_INTERVAL_S", 0.5)
+    failures = FailureConfig(max_failures=1, host_wait_s=0.0)
+    result = hosts(train, workers=(2, 4), grow="checkpoint", failures=failures, one=2, two=2)
+    assert hosts.placed() == [["one", "one", "two", "two"], ["one", "one"], ["one", "one", "two", "two"]]
+    run = hosts.place / "runs" / "run"
+    attempts = json.loads((run / "run.json").read_bytes())["attempts"]
+    assert [attempt["failure"] is None for attempt in attempts] == [False, True, True]
+    assert [attempt.get("planned_end") for attempt in attempts] == [None, "two is back", None]
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert [(event["attempt"], event["why"]) for event in events if event["event"] == "growth"] == [(1, "two is back")]
+    made = max(record["index"] for record in records(run) if record["attempt"] == 1)
+    assert 0 <= attempts[1]["first_step"] + made - attempts[2]["first_step"] <= 1, "reports that were repeated"
+    said = capfd.readouterr().err
+    assert f"two is back: continuing from {attempts[2]['checkpoint']} with 4 workers instead of 2\n" in said
+    assert "two is down" not in said.partition("restart 1 of 1, from")[2]
+    assert "restart 2" not in said
+    assert result.return_value[1] == 4
+    shown = run_at(run)
+    assert "two is back" in str(attempts_table(Facts(shown, shown.location)))
 
 
 # -- silence ---------------------------------------------------------------------------------------------------------

@@ -17,6 +17,62 @@ class Known(NamedTuple):
 
 KNOWN = [
     Known(
+        "a host that is back is not tried while ranks train",
+        "decisions/run/growth.py",
+        "        return self._pool.hosts_to_retry(now)\n",
+        "        return []\n",
+        "growth",
+    ),
+    Known(
+        "a run grows some checkpoints later than it could",
+        "decisions/run/growth.py",
+        "            if larger.world_size > plan.world_size:\n",
+        "            if larger.world_size > plan.world_size and attempt % 2:\n",
+        "growth",
+    ),
+    Known(
+        "growth goes on from the checkpoint that the attempt had started from",
+        "decisions/run/machine.py",
+        "        self.checkpoint = event.path\n        if event",
+        "        self.checkpoint = self.checkpoint if self._may_grow else event.path\n        if event",
+        "growth",
+    ),
+    Known(
+        "a run grows whenever its checkpoint is stored elsewhere",
+        "decisions/run/machine.py",
+        "        if event.is_new and self.plan",
+        "        if self.plan",
+        "growth,memory",
+    ),
+    Known(
+        "growth counts as a failure",
+        "decisions/run/machine.py",
+        "        return [] if was_planned else self._ranks.failures()\n",
+        "        return self._ranks.failures()\n",
+        "growth",
+    ),
+    Known(
+        "the loss of a new host counts as a failure",
+        "decisions/run/growth.py",
+        "culprit is not None and culprit.lost and culprit.host in self.on_trial(attempt)",
+        "False",
+        "growth",
+    ),
+    Known(
+        "a new host on which no rank can start ends the run",
+        "decisions/run/machine.py",
+        "        return bool(hosts)\n",
+        "        return False\n",
+        "growth",
+    ),
+    Known(
+        "a run grows again at once when that was in vain",
+        "decisions/run/growth.py",
+        "if self.due == math.inf or now < self._not_before:",
+        "if self.due == math.inf:",
+        "growth",
+    ),
+    Known(
         "checkpoints in the order of their commits, and not of their reports",
         "decisions/checkpoints/ledger.py",
         "sorted([*self.all, *new], key=lambda saved: saved.index)",

@@ -17,10 +17,10 @@ from distrain.api.observer import Fact, Observer, RunBegan
 from distrain.coordinator.connection.choice import transports_for
 from distrain.coordinator.run.errors import exit_code_of
 from distrain.coordinator.run.facts import without_secrets
-from distrain.errors import ResourcesError
+from distrain.errors import ResourcesError, StorageError
 from distrain.hosts.hostfile import as_line
 from distrain.jobs.desk import Ticket
-from distrain.jobs.waiter import Waiter, open_desk
+from distrain.jobs.waiter import Waiter, open_desk, tickets_in
 from distrain.storage.runs.listing import folders_in, storage_at
 
 if TYPE_CHECKING:
@@ -95,13 +95,21 @@ def key_of(host: HostSpec) -> str:
 
 
 def enter_queue(
-    options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: ScalingConfig, stem: str, token: str
+    options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: ScalingConfig, stem: str, token: str = ""
 ) -> Waiter:
-    """Put a job into the queue. Raise StorageError or LaunchError if that is not possible, ResourcesError."""
+    """Put a job into the queue. Raise StorageError or LaunchError if that is not possible, ResourcesError.
+
+    token: of a job that is in the queue already.
+    """
+    desk = open_desk()
+    if not token and (unknown := set(options.after) - tickets_in(desk).keys()):
+        raise StorageError(
+            f"--after {', '.join(sorted(unknown))}: the queue has no such job; `distrain queue` lists them"
+        )
     taken = folders_in(storage_at(options.storage_path), may_be_missing=True)
-    ticket = replace(ticket_for(options, hosts, scaling), token=token)
+    ticket = replace(ticket_for(options, hosts, scaling), token=token or uuid.uuid4().hex)
     transports = transports_for(hosts, scaling, os.environ, RunConfig())
-    waiter = Waiter(open_desk(), ticket, dict(zip(ticket.hosts, transports, strict=True)))
+    waiter = Waiter(desk, ticket, dict(zip(ticket.hosts, transports, strict=True)))
     waiter.enter(stem, taken)
     return waiter
 
@@ -114,7 +122,7 @@ def in_queue(
 
     Raises StorageError, LaunchError or ResourcesError if it cannot wait, KeyboardInterrupt if it is cancelled.
     """
-    waiter = enter_queue(options, hosts, scaling, stem, job.token or uuid.uuid4().hex)
+    waiter = enter_queue(options, hosts, scaling, stem, job.token)
     error: BaseException | None = None
     try:
         lines = [as_line(host) for host in waiter.wait()]
@@ -126,5 +134,6 @@ def in_queue(
         error = raised
         raise
     finally:
-        job.how = "cancelled" if waiter.is_cancelled else _HOW.get(exit_code_of(error), "failed")
+        was_asked = waiter.is_cancelled or "stopped by distrain stop" in str(error)
+        job.how = "cancelled" if was_asked else _HOW.get(exit_code_of(error), "failed")
         waiter.end(job.how, str(error).partition("\n")[0] if job.how == "failed" else "")

@@ -2,7 +2,7 @@
 
 ::
 
-    evidence/attempt_0/stacks/rank_1.txt            what every thread was doing
+    evidence/attempt_0/stacks/rank_1.txt            what every thread was doing, or only the main one
     evidence/attempt_0/flight_recorder/rank_1.json  the last collectives, from torch's flight recorder
     evidence/attempt_0/profile/rank_1.txt           the hottest lines, from `distrain profile`
     evidence/attempt_0/samples/rank_1.collapsedstack.txt, trace/rank_1.json.gz: the files that it names

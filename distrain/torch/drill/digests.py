@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from torch import nn
+    from torch.optim.optimizer import Optimizer
+
 
 def digests(tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
     """Return the sum and the norm of each tensor. A third number means that they are those of this rank's part."""
@@ -58,6 +61,11 @@ def keywords_of(frame: FrameType) -> dict[str, Any]:
         if function.f_code.co_name in ("_call_impl", "inner") and (found := function.f_locals.get("kwargs")):
             return dict(found)
     return {}
+
+
+def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Return the parameters that an optimizer has."""
+    return [one for group in optimizer.param_groups for one in group["params"]]
 
 
 def sampler_of(loader: Any) -> Any:

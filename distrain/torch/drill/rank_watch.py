@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import sys
 from collections import deque
+from contextlib import suppress
 from functools import wraps
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
 from distrain.system.text import is_users_file
-from distrain.torch.drill.digests import after, digest, digests, keywords_of, sampler_of
+from distrain.torch.drill.digests import after, digest, digests, keywords_of, parameters_of, sampler_of
 from distrain.torch.reproducibility import seed_random_numbers
 from distrain.worker.places import outwards
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _MOST_ROWS = 4096
+_FORK = get_context("fork")
+_READS_S = 30.0
+"""The longest time to read two rows."""
 
 
 class RankWatch:
@@ -117,22 +121,18 @@ class RankWatch:
         iterator.distrain_data = vars(loader)["distrain_data"]
 
     def _note_batch(self, iterator: Any, *_: Any) -> None:
-        rows = iterator.distrain_rows
+        data, rows = iterator.distrain_data, iterator.distrain_rows
         self._is_new_batch = True
-        self._reading = iterator.distrain_pass
-        self._reading["index"] = None
-        if iterator.distrain_data and rows:
-            index = rows.popleft()
-            self._reading["index"] = (
-                [f"{iterator.distrain_data}:{one}" for one in index] if isinstance(index, list) else None
-            )
+        index = rows.popleft() if data and rows else None
+        named = [f"{data}:{one}" for one in index] if isinstance(index, list) else None
+        self._reading = iterator.distrain_pass | {"index": named}
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def _at_call(self, module: nn.Module, inputs: Any) -> None:
         if not (self._is_new_batch and module.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
             return
-        trained = {id(one) for each in self._optimizers() for one in _parameters(each)}
+        trained = {id(one) for each in self._optimizers() for one in parameters_of(each)}
         named = {_plain(name): one for name, one in module.named_parameters()}
         if trained.isdisjoint(map(id, named.values())):
             return
@@ -158,16 +158,16 @@ class RankWatch:
     def _note_replicas(self, module: nn.Module) -> None:
         tensors: dict[str, torch.Tensor] = {}
         optimizers: dict[str, torch.Tensor] = {}
+        rates: dict[str, float] = {}
         for each in self._optimizers():
-            for one in _parameters(each):
+            kind = type(each).__name__
+            rates |= {f"{kind}.{index}|": float(group["lr"]) for index, group in enumerate(each.param_groups)}
+            for one in parameters_of(each):
                 if name := self._names.get(id(one)):
                     place = self._place(one)
                     tensors[f"{name}|{place}"] = one
-                    state = each.state.get(one, {})
-                    found = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-                    optimizers |= {
-                        f"{type(each).__name__}.{key} of {name}|{place}": value for key, value in found.items()
-                    }
+                    found = [(key, value) for key, value in each.state.get(one, {}).items() if torch.is_tensor(value)]
+                    optimizers |= {f"{kind}.{key} of {name}|{place}": value for key, value in found}
         left_out = {
             id(value)
             for one in (*module.modules(), *self._wrapped)
@@ -178,11 +178,6 @@ class RankWatch:
         buffers = {
             f"{_plain(name)}|{self._place(one)}": one for name, one in module.named_buffers() if id(one) not in left_out
         }
-        rates = {
-            f"{type(each).__name__}.{index}|": float(group["lr"])
-            for each in self._optimizers()
-            for index, group in enumerate(each.param_groups)
-        }
         values = {"parameters": digests(tensors), "optimizer": digests(optimizers), "buffers": digests(buffers)}
         made = {} if self._steps else self._made
         self._probe.note("replicas", step=self._steps, values=values | {"learning rate": rates}, made=made)
@@ -191,7 +186,7 @@ class RankWatch:
         if self._is_new_step:  # by another optimizer, such as that inside of ZeroRedundancyOptimizer
             return
         self._is_new_step = self._is_new_batch = True
-        gradients = self._gradients(_parameters(optimizer))
+        gradients = self._gradients(parameters_of(optimizer))
         self._probe.note(
             "gradients",
             step=self._steps,
@@ -290,10 +285,6 @@ def _is_unsynced(module: nn.Module) -> bool:
     return is_batchnorm and module.training and not isinstance(module, nn.SyncBatchNorm)
 
 
-def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [one for group in optimizer.param_groups for one in group["params"]]
-
-
 def _plain(name: str) -> str:
     return name.replace("_orig_mod.", "").removeprefix("module.")
 
@@ -317,18 +308,25 @@ def _rows(leaves: list[Any]) -> list[str]:
 
 
 def _fingerprint(data: Any) -> str:
-    """Return what a dataset has in common with an equal one on another rank; empty if it has no indices."""
+    """Return what a dataset has in common with an equal one on another rank; empty if it has no indices.
+
+    A child reads the rows: a file that a dataset opens for its first row must not be open when a loader forks workers.
+    """
     if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
         return ""
-    numpy = sys.modules.get("numpy.random")
-    states = random.getstate(), torch.get_rng_state(), numpy and numpy.get_state()
-    try:
-        seed_random_numbers(0)  # of augmentations
-        return digest([len(data), *tree_leaves((data[0], data[len(data) - 1]))])
-    except Exception:  # it may be anything
-        return ""
-    finally:
-        random.setstate(states[0])
-        torch.set_rng_state(states[1])
-        if numpy:
-            numpy.set_state(states[2])
+
+    def read() -> None:
+        found = ""
+        with suppress(Exception):  # it may be anything
+            torch.set_num_threads(1)  # a child has none of the others
+            seed_random_numbers(0)  # of augmentations
+            found = digest([len(data), *tree_leaves((data[0], data[len(data) - 1]))])
+        theirs.send(found)
+
+    ours, theirs = _FORK.Pipe(duplex=False)
+    child = _FORK.Process(target=read)
+    child.start()
+    found: str = ours.recv() if ours.poll(_READS_S) else ""
+    child.kill()
+    child.join()
+    return found

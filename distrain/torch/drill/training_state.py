@@ -23,13 +23,13 @@ from torch.utils.data import dataloader
 
 from distrain.system.imports import when_imported
 from distrain.system.text import is_users_file
-from distrain.torch.drill.digests import after, digest, digests, keywords_of, sampler_of
+from distrain.torch.drill.digests import after, digest, digests, keywords_of, parameters_of, sampler_of
 from distrain.torch.drill.rank_watch import RankWatch
 from distrain.torch.reproducibility import seed_random_numbers
 from distrain.worker.places import outwards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
     Part = dict[str, Any]
@@ -126,13 +126,12 @@ class TrainingWatch:
 
     def _trained(self) -> set[int]:
         """Return the ids of the parameters that optimizers have."""
-        optimizers = self._living("optimizer")
-        return {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
+        return {id(one) for each in self._living("optimizer") for one in parameters_of(each)}
 
     def _state(self, module: nn.Module, inputs: Any, frame: FrameType) -> Part:
         """Return all parts of the state, by what they are."""
         optimizers = self._living("optimizer")
-        trained = [one for each in optimizers for group in each.param_groups for one in group["params"]]
+        trained = [one for each in optimizers for one in parameters_of(each)]
         found = _Found(trained)
         found.add("", module, 0)
         for function in outwards(frame):
@@ -160,7 +159,7 @@ class TrainingWatch:
 class _Found:
     """The parts that are found in variables. ``trained``: the parameters that optimizers have."""
 
-    def __init__(self, trained: list[torch.Tensor]) -> None:
+    def __init__(self, trained: Sequence[torch.Tensor]) -> None:
         self._trained = {*map(id, trained)}
         self._addresses = {*map(_address, trained)}
         self._seen: set[int] = set()
@@ -253,8 +252,7 @@ def _tensors_of(optimizers: list[Optimizer]) -> dict[str, torch.Tensor]:
     """Return the state of optimizers, such as ``AdamW.exp_avg.0`` of the first parameter."""
     found = {}
     for name, optimizer in _named(optimizers):
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        for index, parameter in enumerate(parameters):
+        for index, parameter in enumerate(parameters_of(optimizer)):
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, (torch.Tensor, int, float)):
                     found[f"{name}.{key}.{index}"] = torch.as_tensor(value)

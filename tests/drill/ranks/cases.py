@@ -91,5 +91,6 @@ GOOD = (
     Script("good/augmented.py", launcher=PYTHON, arguments=DEVICES),
     Script("good/replacement.py"),
     Script("good/duplicates.py"),
-    Script("good/local_sgd.py"),  # the thirteenth: replicas that differ on purpose between two averages
+    Script("good/lazy_file.py"),
+    Script("good/local_sgd.py"),  # replicas that differ on purpose between two averages
 )
