@@ -81,7 +81,9 @@ def test_a_queue_on_a_host_whose_sshd_restarts(site: Site) -> None:
 
 @sampled
 def test_a_run_without_a_queue_leaves_claimed_gpus_alone(site: Site) -> None:
-    (site.home("bob") / "train.py").write_text("import os\nprint('with', os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))\n")
+    (site.home("bob") / "train.py").write_text(
+        "import os\nprint('with', os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))\n"
+    )
     site.submit("ada", "claims", 3, steps=LONG)
     site.wait_for("claims", "running")
     host = next(host for host, names in site.tickets()["claims"].units.items() if len(names) == 2)
@@ -114,6 +116,7 @@ def test_jobs_that_are_cancelled_and_those_that_come_after(site: Site) -> None:
 
 
 @sampled
+@pytest.mark.slow
 def test_a_short_job_goes_first_if_that_delays_no_bigger_one(site: Site) -> None:
     site.submit("ada", "runs", 2, "--hosts=alpha:2", "--time=50s", steps=100)
     site.wait_for("runs", "running")
