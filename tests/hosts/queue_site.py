@@ -107,7 +107,10 @@ class Site:
                     (self.ledger / name).touch()
                     (self.ledger / name).chmod(0o666)
             for host in ("head", *HOSTS):
-                self._let_in(host, f"export LD_LIBRARY_PATH='{driver}' FAKE_GPUS=gg PYTHONPATH='{ROOT}'\n" if host != "head" else "")
+                self._let_in(
+                    host,
+                    f"export LD_LIBRARY_PATH='{driver}' FAKE_GPUS=gg PYTHONPATH='{ROOT}'\n" if host != "head" else "",
+                )
         except BaseException:
             self.end()
             raise
@@ -302,7 +305,9 @@ class Site:
             found[line["rank"]].add(line["metrics"]["step"])
         assert found == {rank: set(range(steps)) for rank in range(gpus)}, (name, dict(found))
         [console] = self.lab.glob(f"homes/*/.local/state/distrain/jobs/{name}-????????/console.log")
-        ends = {(line["job"], line["rank"]) for lines in self.records().values() for line in lines if line["what"] == "ends"}
+        ends = {
+            (line["job"], line["rank"]) for lines in self.records().values() for line in lines if line["what"] == "ends"
+        }
         missing = [rank for rank in range(gpus) if (name, rank) not in ends]
         assert not missing, f"{name}: ranks {missing} have not ended"
         text = console.read_text()
