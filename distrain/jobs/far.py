@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,6 @@ class Far:
     def __init__(self, transport: Transport, label: str) -> None:
         self.name = transport.host.name
         self._child = ChildLink(side_argv(transport, label), greeting=True)
-        self._lock = threading.Lock()
         self._has_greeted = False
 
     def beat(self) -> None:
@@ -38,7 +36,7 @@ class Far:
 
     def ask(self, what: str, **arguments: Any) -> Any:
         """Have a method of the side called, and return its result. Raise LaunchError if the host does not answer."""
-        with self._lock, suppress(BrokenPipeError):
+        with suppress(OSError):
             deadline = time.monotonic() + _PATIENCE_S
             while not self._has_greeted:
                 self._has_greeted = self._next(deadline).kind == wire.Ping.__name__
@@ -58,6 +56,7 @@ class Far:
 
     def _silent(self) -> LaunchError:
         said = self._child.stray().decode(errors="replace").strip().splitlines()[-3:]
+        self.close()  # a late answer must not be taken for that to another request
         return LaunchError(f"{self.name} does not answer{': ' if said else ''}{' / '.join(said)}")
 
     def _result(self, answer: wire.Message) -> Any:

@@ -57,7 +57,7 @@ def used_by(tickets: Iterable[Ticket], now: float) -> Counter[str]:
     used = Counter[str]()
     for one in tickets:
         if one.began:
-            until = now if one.is_active else one.ended or one.began
+            until = now if one.is_active else one.ended or now - one.silent_s
             used[one.user] += one.size * max(0.0, until - max(one.began, now - DAY_S))  # type: ignore[assignment]
     return used
 

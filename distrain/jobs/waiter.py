@@ -53,7 +53,7 @@ class FarDesk:
                 if self._far.is_lost:
                     self._far.close()
                     self._far = self._connect()
-            return self._far.ask("desk", folder=self._folder, method=method, arguments=list(arguments))
+                return self._far.ask("desk", folder=self._folder, method=method, arguments=list(arguments))
 
         return call
 

@@ -18,13 +18,13 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.hosts.lab import ROOT
-from tests.hosts.queue_site import GPUS, Site
+from tests.hosts.queue_site import Site
 from tests.tables import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-sampled = pytest.mark.sample(2, of="the queue")
+sampled = pytest.mark.sample(1, of="the queue")
 LONG = 400
 """Steps of a job that does not finish in the time of a test."""
 
@@ -41,7 +41,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
         site.end()
 
 
-@pytest.mark.sample(1)
+@sampled
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", range(SEED % 1000, SEED % 1000 + 3))
 def test_many_jobs_while_processes_are_killed(seed: int) -> None:
     argv = [sys.executable, str(ROOT / "scripts" / "queue_chaos"), "--jobs=6", "--kills=4", f"--seed={seed}"]
@@ -81,9 +82,8 @@ def test_a_queue_on_a_host_whose_sshd_restarts(site: Site) -> None:
 
 @sampled
 def test_a_run_without_a_queue_leaves_claimed_gpus_alone(site: Site) -> None:
-    (site.home("bob") / "train.py").write_text(
-        "import os\nprint('with', os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))\n"
-    )
+    script = "import os\nprint('with', os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))\n"
+    (site.home("bob") / "train.py").write_text(script)
     site.submit("ada", "claims", 3, steps=LONG)
     site.wait_for("claims", "running")
     host = next(host for host, names in site.tickets()["claims"].units.items() if len(names) == 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
+import time
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,11 +18,12 @@ from distrain.api.observer import Fact, Observer, RunBegan
 from distrain.coordinator.connection.choice import transports_for
 from distrain.coordinator.run.errors import exit_code_of
 from distrain.coordinator.run.facts import without_secrets
-from distrain.errors import ResourcesError, StorageError
+from distrain.errors import LaunchError, ResourcesError, StorageError
 from distrain.hosts.hostfile import as_line
 from distrain.jobs.desk import Ticket
 from distrain.jobs.waiter import Waiter, open_desk, tickets_in
 from distrain.storage.runs.listing import folders_in, storage_at
+from distrain.system.log import say
 
 if TYPE_CHECKING:
     import argparse
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from distrain.hosts.hostfile import HostSpec
 
+_RETRY_S = 5.0
 _HOW = {0: "finished", 130: "cancelled", 143: "stopped", 129: "stopped"}
 """How a job has ended, by exit code; others have failed. A machine that shuts down stops it."""
 
@@ -110,8 +113,15 @@ def enter_queue(
     ticket = replace(ticket_for(options, hosts, scaling), token=token or uuid.uuid4().hex)
     transports = transports_for(hosts, scaling, os.environ, RunConfig())
     waiter = Waiter(desk, ticket, dict(zip(ticket.hosts, transports, strict=True)))
-    waiter.enter(stem, taken)
-    return waiter
+    while True:
+        try:
+            waiter.enter(stem, taken)
+            return waiter
+        except LaunchError as error:
+            if not token:
+                raise
+            say(f"{ticket.name} waits: {error}")  # the machine of the queue may still be booting
+            time.sleep(_RETRY_S)
 
 
 @contextmanager
