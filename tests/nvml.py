@@ -19,7 +19,7 @@ SOURCE = """
 /* Each letter of FAKE_GPUS is one: g is whole, l lost, p not permitted.
    Whole ones, too: u is used by the process FAKE_USER, t has memory taken by nobody, s is sick in all ways that can be
    repaired, f has failed, b has nearly no memory left. GPU i has the PCI address 0:(i + 1):0 and 8 GiB, of which 2 are
-   taken for u and t. FAKE_GPUS may name a file that has the letters. */
+   taken for u and t. FAKE_GPUS may name a file that has the letters. FAKE_UUID begins the UUIDs. */
 static const char *gpus(void) {
     static char text[64];
     FILE *file = fopen(getenv("FAKE_GPUS"), "r");
@@ -39,7 +39,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, long *device) {
 }
 int nvmlDeviceGetName(long device, char *text, unsigned size) { return snprintf(text, size, "Fake") < 0; }
 int nvmlDeviceGetUUID(long device, char *text, unsigned size) {
-    return snprintf(text, size, "GPU-%ld", device) < 0;
+    return snprintf(text, size, "GPU-%s%ld", getenv("FAKE_UUID") ? getenv("FAKE_UUID") : "", device) < 0;
 }
 struct pci { char legacy[16]; unsigned domain, bus, device; };
 int nvmlDeviceGetPciInfo_v3(long device, struct pci *info) {

@@ -150,23 +150,23 @@ def test_jobs_take_turns_also_after_one_is_killed(tmp_path: Path, distrain: Call
 
 def test_gpus_of_a_job_are_left_to_it(tmp_path: Path, distrain: Callable[..., Any]) -> None:
     """A driver without GPUs shows two, of which a job of somebody else has one."""
-    driver = {"LD_LIBRARY_PATH": str(make_driver(tmp_path / "driver")), "FAKE_GPUS": "gg"}
+    driver = {"LD_LIBRARY_PATH": str(make_driver(tmp_path / "driver")), "FAKE_GPUS": "gg", "FAKE_UUID": "job-"}
     claims = Claims("job big of ann")
-    assert claims.take(["GPU-2"])
-    assert not Claims("job small of bob").take(["GPU-1", "GPU-2"]), "all or none"
-    assert holder_of("GPU-1") is None
+    assert claims.take(["GPU-job-2"])
+    assert not Claims("job small of bob").take(["GPU-job-1", "GPU-job-2"]), "all or none"
+    assert holder_of("GPU-job-1") is None
     threading.Thread(target=lambda: [claims.answer(claims.sockets[0]) for _ in range(100)], daemon=True).start()
-    assert holder_of("GPU-2") == "job big of ann"
+    assert holder_of("GPU-job-2") == "job big of ann"
 
     shown = json.loads(distrain("gpus", "--json", **driver).stdout)["gpus"]
-    assert [(gpu["gpu"], gpu["user"]) for gpu in shown] == [("GPU-1", ""), ("GPU-2", "job big of ann")]
+    assert [(gpu["gpu"], gpu["user"]) for gpu in shown] == [("GPU-job-1", ""), ("GPU-job-2", "job big of ann")]
     refused = distrain("run", "--gpus", "2", "train.py", str(tmp_path / "two"), "0", check=False, **driver)
     assert "1 GPU left to job big of ann; --force uses them all the same" in refused.stderr
     distrain("run", "--gpus", "1", "train.py", str(tmp_path / "one"), "0", **driver)
-    assert (tmp_path / "one-0").read_text().splitlines()[0].endswith(" GPU-1")
+    assert (tmp_path / "one-0").read_text().splitlines()[0].endswith(" GPU-job-1")
     distrain("run", "--gpus", "2", "--force", "train.py", str(tmp_path / "force"), "0", **driver)
     distrain("run", "--gpus", "1", "--wait", "train.py", str(tmp_path / "waited"), "0", **driver)
-    assert (tmp_path / "waited-0").read_text().splitlines()[0].endswith(" GPU-1")
+    assert (tmp_path / "waited-0").read_text().splitlines()[0].endswith(" GPU-job-1")
     too_many = distrain("run", "--gpus", "3", "--wait", "train.py", "x", "0", check=False, **driver)
     assert too_many.returncode == 2
     assert re.search(r"needs 3 workers with 1 GPU each, but \S+ has room for 2", too_many.stderr)
