@@ -254,7 +254,8 @@ class Agent:
 
     def _start(self, message: wire.Start) -> None:
         if self.host.is_flaky:
-            self.lose()
+            self.host.die()
+            self.world.after(5.0, lambda: setattr(self.host, "is_up", True))
             return
         self._attempt, self._is_started, self._stopping = message.attempt, True, None
         self.ranks = {}

@@ -10,7 +10,8 @@ import select
 import sys
 import warnings
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from distrain import Result
 from distrain.api.observer import (
@@ -642,39 +643,45 @@ _GROWTH_S = LONGEST_INTERVAL_S + 30.0
 """Seconds within which a run has an agent on a host that is back, after it has begun to train."""
 
 
-class _Attempt(NamedTuple):
-    """An attempt of the last life. commits: when, and the facts. trains: since when, math.inf if it never did."""
+@dataclass
+class _Attempt:
+    """An attempt of the last life that has ended. commits: when, and the facts. trains: since when all its ranks did.
+
+    lost: the host that was lost, if that was its failure.
+    """
 
     number: int
     hosts: Sequence[str]
-    trains: float
-    commits: list[tuple[float, Committed]]
-    ended: float
-    grows: bool
-    failed: bool
+    trained: list[float] = field(default_factory=list)
+    commits: list[tuple[float, Committed]] = field(default_factory=list)
+    ended: float = math.inf
+    grows: bool = False
+    failed: bool = False
+    lost: str = ""
+
+    @property
+    def trains(self) -> float:
+        return max(self.trained) if len(self.trained) == len(self.hosts) else math.inf
 
 
 def _attempts(play: Play) -> list[_Attempt]:
     """Return the attempts of the last process that called fit() which have ended."""
     own = {id(fact) for fact in play.lives[-1].facts}
-    told = [(at, fact) for at, fact in play.told if id(fact) in own]
-    found = []
-    for _, began in told:
-        if not isinstance(began, AttemptBegan):
-            continue
-        ends = [(at, one) for at, one in told if isinstance(one, AttemptEnded) and one.attempt == began.attempt]
-        trained = [at for at, one in told if isinstance(one, RankTrains) and _attempt_at(told, at) == began.attempt]
-        commits = [(at, one) for at, one in told if isinstance(one, Committed) and one.attempt == began.attempt]
-        for ended, end in ends:
-            grows = bool(re.search("(is|are) back$", end.why or ""))
-            trains = max(trained) if len(trained) == len(began.hosts) else math.inf
-            failed = bool(end.failures)
-            found.append(_Attempt(began.attempt, began.hosts, trains, commits, ended, grows, failed))
-    return found
-
-
-def _attempt_at(told: list[tuple[float, Any]], moment: float) -> int:
-    return max(fact.attempt for at, fact in told if isinstance(fact, AttemptBegan) and at <= moment)
+    found: dict[int, _Attempt] = {}
+    now = _Attempt(-1, ())
+    for at, fact in play.told:
+        match fact if id(fact) in own else None:
+            case AttemptBegan(attempt=number, hosts=hosts):
+                now = found[number] = _Attempt(number, hosts)
+            case RankTrains():
+                now.trained.append(at)
+            case Committed(attempt=number) if number in found:
+                found[number].commits.append((at, fact))
+            case AttemptEnded(failures=failures, why=why):
+                now.ended, now.failed = at, bool(failures)
+                now.grows = re.search("(is|are) back$", why or "") is not None
+                now.lost = failures[0].host if failures and failures[0].lost else ""
+    return [one for one in found.values() if one.ended < math.inf]
 
 
 def a_run_grows_at_a_checkpoint(play: Play) -> Iterator[str]:
@@ -718,7 +725,7 @@ def growth_is_no_failure(play: Play) -> Iterator[str]:
             yield f"attempt {one.number} was ended to grow, and has failed"
         if one.grows and not one.commits:
             yield f"attempt {one.number} was ended to grow, without a checkpoint"
-        if one.grows and one.ended > one.commits[-1][0] + 15 and not _has(play, *_SLOW):
+        elif one.grows and one.ended > one.commits[-1][0] + 15 and not _has(play, *_SLOW):
             yield f"attempt {one.number} ended {one.ended - one.commits[-1][0]:.1f} s after its last checkpoint"
     error, failed = play.lives[-1].process.error, [one for one in attempts if one.failed]
     undone = [one for before, one in itertools.pairwise(attempts) if before.grows and one.failed and not one.commits]
@@ -728,14 +735,21 @@ def growth_is_no_failure(play: Play) -> Iterator[str]:
     is_last = attempts and attempts[-1].grows
     if is_last and error is not None and not (isinstance(error, _STOPS) or _has(play, *STORAGE_FAULTS)):
         yield f"the run has ended after attempt {attempts[-1].number}, which was ended to grow: {error}"
-    sick = attempts and attempts[-1].number and attempts[-2:-1] and attempts[-2].grows and not attempts[-1].commits
-    if sick and "forkserver has died before" in str(error):
+    if error is None or isinstance(error, _STOPS) or len(attempts) < 2:
+        return
+    before, last = attempts[-2:]
+    if before.grows and not last.commits and "forkserver has died before" in str(error):
         yield f"a host that the run could do without has ended it: {error}"
+    are_well = all(at < before.ended for host in before.hosts for at in play.changes[host])
+    if before.grows and not last.commits and last.lost and last.lost not in before.hosts and are_well:
+        yield f"the loss of {last.lost}, which the run could do without, has ended it: {error}"
 
 
 def growth_loses_no_checkpoint(play: Play) -> Iterator[str]:
     """After growth, the run continues from the newest checkpoint, even one in memory, if no host was lost meanwhile."""
     if not play.scenario.grow or play.flipped or _is_hasty(play) or _has(play, *STORAGE_FAULTS):
+        return
+    if _has(play, "no peers"):  # the new host gets none of the files in memory
         return
     for before, one in itertools.pairwise(_attempts(play)):
         started = [(at, rank) for at, rank in play.starts if rank.attempt == one.number and rank.life == play.life]
