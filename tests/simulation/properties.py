@@ -691,7 +691,7 @@ def a_run_grows_at_a_checkpoint(play: Play) -> Iterator[str]:
     if {fault.kind for fault in play.scenario.faults} - {"kill rank", "clock jump", *_LOST_HOSTS}:
         return
     attempts = _attempts(play)
-    if _failed_growths(attempts):
+    if not all(has_worked for _, _, has_worked in _growths(attempts)):
         return  # it waits for longer
     for one in attempts:
         for host in play.hosts.values():
@@ -704,14 +704,14 @@ def a_run_grows_at_a_checkpoint(play: Play) -> Iterator[str]:
                 yield f"attempt {one.number} did not end at {late[0][1].name}, {host.name} was back at {steady:.1f}"
 
 
-def _failed_growths(attempts: list[_Attempt]) -> list[tuple[float, float]]:
-    """Return when the run has grown without a checkpoint of more ranks afterwards, and when it has grown again."""
+def _growths(attempts: list[_Attempt]) -> list[tuple[float, float, bool]]:
+    """Return when the run has grown, when it has grown again, and if more ranks have committed a checkpoint since."""
     ends = [n for n, one in enumerate(attempts) if one.grows]
     found = []
     for n, after in itertools.zip_longest(ends, ends[1:]):
         size, until = len(attempts[n].hosts), len(attempts) if after is None else after + 1
-        if not any(one.commits and len(one.hosts) > size for one in attempts[n + 1 : until]):
-            found.append((attempts[n].ended, math.inf if after is None else attempts[after].ended))
+        has_worked = any(one.commits and len(one.hosts) > size for one in attempts[n + 1 : until])
+        found.append((attempts[n].ended, math.inf if after is None else attempts[after].ended, has_worked))
     return found
 
 
@@ -765,12 +765,15 @@ def growth_loses_no_checkpoint(play: Play) -> Iterator[str]:
 
 
 def growth_that_fails_waits(play: Play) -> Iterator[str]:
-    """After growth without a checkpoint of more ranks, the run waits for a minute before it grows again; then two."""
+    """After growth without a checkpoint of more ranks, the run waits for a minute before it grows again; then two.
+
+    Growth that works ends that.
+    """
     wait_s = 60.0
-    for ended, again in _failed_growths(_attempts(play)) if play.scenario.grow else ():
-        if again < ended + wait_s:
+    for ended, again, has_worked in _growths(_attempts(play)) if play.scenario.grow else ():
+        if not has_worked and again < ended + wait_s:
             yield f"the run has grown in vain at {ended:.1f}, and again at {again:.1f}"
-        wait_s *= 2
+        wait_s = 60.0 if has_worked else 2 * wait_s
 
 
 PROPERTIES = [
