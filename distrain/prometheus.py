@@ -48,7 +48,7 @@ METRICS = {
     "rank_step_seconds_total": "The time of these steps. Divided by their number: the time of a step.",
     "metric": "The last value of a metric that rank 0 has reported.",
 }
-"""What each metric says, by its name without ``distrain_``. All have the label ``run``."""
+"""The meaning of each metric, by its name without ``distrain_``. All have the label ``run``."""
 _OF_RANKS = ("slowdowns_total", "rank_reports_total", "rank_steps_total", "rank_step_seconds_total")
 _STATES = ("starting", "restarting", "stopping", *names.STATUSES)
 _MOST_NAMES = 50

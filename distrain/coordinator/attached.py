@@ -60,7 +60,7 @@ class Attached(logging.Handler):
         self._last: deque[News] = deque(maxlen=_MOST_KEPT)
         """The last output, and the last lines of distrain."""
         self._new: list[News] = []
-        """What consoles have not been told yet."""
+        """The news since the last message to the consoles."""
         self._consoles: list[Channel] = []
         self._sent_at = 0.0
         logging.getLogger("distrain").addHandler(self)

@@ -1,4 +1,4 @@
-"""Where the queue of this user is, and what belongs to their jobs. Runs in: waiter, commands."""
+"""The places of this user's queue and jobs. Runs in: waiter, commands."""
 
 from __future__ import annotations
 

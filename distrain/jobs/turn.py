@@ -1,4 +1,4 @@
-"""Whose turn it is in a queue: fair share by user over the last day, then first come; and small jobs in between.
+"""The order of a queue: fair share by user over the last day, then first come; and small jobs in between.
 
 A job that finds too few free units reserves the ones that it will get. A later job may take a reserved unit only if it
 ends before, by what its user says it takes. So a small job may go first, but delays no bigger one. This is conservative
@@ -45,7 +45,7 @@ class _Unit:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a waiting job gets now, or why it waits, and when it will begin (None if unknown)."""
+    """The decision about a waiting job: the units that it gets now, or why it waits, and when it begins, if known."""
 
     units: Units | None
     why: str = ""

@@ -1,4 +1,4 @@
-"""What consoles of other processes are told: as much as if they had been there, and never more than they read."""
+"""The news for consoles of other processes: as much as if they had been there, and never more than they read."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def attached(status: RunStatus) -> Iterator[Attached]:
 
 
 def output(channel: Channel) -> bytes:
-    """What the ranks have printed, as a console was told."""
+    """The output of the ranks, as a console was told."""
     views = views_in(channel.drain())
     return b"".join(one.data for _, news in views for one in news if isinstance(one, Printed))
 
