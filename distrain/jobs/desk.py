@@ -105,7 +105,6 @@ class Desk:
     def __init__(self, folder: str | Path) -> None:
         """Open a queue, and make the directory if there is none. Raise StorageError if that is not possible."""
         self.folder = Path(folder).expanduser()
-        self._held = -1
         try:
             if not self.folder.is_dir():
                 self.folder.mkdir(parents=True)

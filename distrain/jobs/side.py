@@ -28,6 +28,8 @@ from distrain.wire.channel import Channel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from distrain.hosts.gpu_health import GpuHealth
+
 SILENCE_S = 15.0
 """Seconds without a sign of life of the waiter after which its claims here end, but for those that an agent shares."""
 _HIDDEN_BYTES = 1 << 30
@@ -87,7 +89,7 @@ class Side:
             names = [f"slot-{number}" for number in range(slots or usable_cpus())]
             return {"users": {name: holder_of(name) or "" for name in names}, "products": {}}
         gpus, _ = find_gpus(os.environ)
-        strangers = {one.uuid: _users_of(one.processes, one.memory_bytes - one.free_bytes) for one in _health(gpus)}
+        strangers = {one.uuid: _users_of(one) for one in gpu_health({gpu.uuid for gpu in gpus})}
         users = {gpu.uuid: holder_of(gpu.uuid) or strangers.get(gpu.uuid, "") for gpu in gpus}
         return {"users": users, "products": {gpu.uuid: gpu.name for gpu in gpus}}
 
@@ -105,14 +107,10 @@ class Side:
         return call(*arguments)
 
 
-def _health(gpus: Any) -> Any:
-    return gpu_health({gpu.uuid for gpu in gpus}) if gpus else []
-
-
-def _users_of(processes: Any, taken_bytes: int) -> str:
+def _users_of(gpu: GpuHealth) -> str:
     """Return who uses a GPU: the processes with their users, or empty."""
-    found = [f"{_user_of(shown)} {shown}".strip() for shown in processes]
-    if not found and taken_bytes > _HIDDEN_BYTES:
+    found = [f"{_user_of(shown)} {shown}".strip() for shown in gpu.processes]
+    if not found and gpu.memory_bytes - gpu.free_bytes > _HIDDEN_BYTES:
         return "processes that cannot be seen"
     return ", ".join(found)
 

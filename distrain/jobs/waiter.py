@@ -126,9 +126,10 @@ class Waiter:
         self._desk.write(asdict(ticket))
         self.ticket = ticket
 
-    # -- in threads of their own, as a host or a queue that does not answer must not hold up the others --
+    # -- signs of life --------------------------------------------------------------------------------------------
 
     def _repeat(self, action: Callable[[], None]) -> None:
+        """Do something every few seconds, in a thread of its own: what does not answer must not hold up the others."""
         while not self._over.wait(_BEAT_S):
             with suppress(DistrainError):
                 action()
@@ -287,9 +288,9 @@ class Waiter:
     def _note(self, turn: Turn) -> None:
         """Note why the job waits."""
         problems = [look["problem"] for look in self.ticket.looks.values() if "problem" in look]
-        noted = {"why": "; ".join([turn.why or "others were faster", *problems]), "begins": turn.begins}
-        if asdict(self.ticket) != {**asdict(self.ticket), **noted} or self._links:
-            self._write(**noted)
+        why = "; ".join([turn.why or "others were faster", *problems])
+        if (why, turn.begins) != (self.ticket.why, self.ticket.begins) or self._links:  # with these, it has looked
+            self._write(why=why, begins=turn.begins)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -323,4 +324,4 @@ def newest_looks(tickets: Iterable[Ticket], kind: str) -> dict[str, dict[str, An
 def in_words(units: Units, kind: str) -> str:
     """Return what a job has, such as ``2 GPUs of alpha, 1 GPU of beta``."""
     noun = "GPU" if kind == "gpu" else "slot"
-    return ", ".join(f"{len(names)} {noun}{'s' if len(names) > 1 else ''} of {host}" for host, names in units.items())
+    return ", ".join(f"{count(len(names), noun)} of {host}" for host, names in units.items())
