@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
@@ -110,5 +111,8 @@ def _job_of(options: argparse.Namespace, *, waits: bool) -> Run | None:
     if options.storage_path is not None or not has_queue():
         return None
     from distrain.cli.queueing import run_of_job
+    from distrain.errors import DistrainError
 
-    return run_of_job(options.run, waits=waits)
+    with suppress(DistrainError):  # a queue that cannot be read hides no run
+        return run_of_job(options.run, waits=waits)
+    return None

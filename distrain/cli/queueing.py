@@ -19,6 +19,7 @@ from distrain.jobs.far import Far
 from distrain.jobs.waiter import in_words, open_desk, tickets_in
 from distrain.storage.runs.listing import NoSuchRun, Run, run_at
 from distrain.system.background import in_threads
+from distrain.system.log import warn_once
 from distrain.system.remote_path import locate
 from distrain.system.text import count, duration
 
@@ -169,11 +170,21 @@ def _look(transport: Transport) -> dict[str, Any]:
 
 
 def jobs_elsewhere(storage: Path | RemotePath) -> Callable[[Collection[str]], list[Run]]:
-    """Return a function that returns jobs as runs of a storage path, but for those whose run directory is known."""
-    desk = open_desk()
+    """Return a function that returns jobs as runs of a storage path, but for those whose run directory is known.
+
+    If the queue cannot be read, it says so once, and returns none.
+    """
+    desk = None
 
     def find(known: Collection[str]) -> list[Run]:
-        return [_as_run(one, storage) for one in tickets_in(desk).values() if one.is_active and one.run not in known]
+        nonlocal desk
+        try:
+            desk = desk or open_desk()
+            jobs = tickets_in(desk).values()
+        except DistrainError as error:
+            warn_once(f"jobs are not shown: {error}")
+            return []
+        return [_as_run(one, storage) for one in jobs if one.is_active and one.run not in known]
 
     return find
 
