@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -58,10 +59,10 @@ def run_command(
     options = parse(parser, sys.argv[1:] if arguments is None else arguments)
     if options.force:
         os.environ[CLAIM] = NO_CLAIM
+    if is_for_ray(options):
+        return _drive(parser, options, user_path, job or Job())
     with options_named(named_options()):
         try:
-            if is_for_ray(options):
-                return _drive(parser, options, user_path, job or Job())
             return _launch(parser, options, user_path, job or Job())
         except (DistrainError, KeyboardInterrupt) as error:
             show_error(error)
@@ -80,9 +81,9 @@ def _launch(parser: Parser, options: argparse.Namespace, user_path: Sequence[str
     if not options.wait:
         train(work, scaling, run, sys_path=path)
         return 0
-    with in_queue(options, hosts, scaling, stem_of(script_of(work)), job) as (name, hostfile, beginning):
+    with in_queue(options, hosts, scaling, stem_of(script_of(work)), job) as (name, hostfile, watcher):
         scaling = replace(scaling, hosts=None, hostfile=hostfile)
-        train(work, scaling, replace(run, name=name, callbacks=[beginning]), sys_path=path)
+        train(work, scaling, replace(run, name=name, callbacks=[watcher]), sys_path=path)
     return 0
 
 
@@ -178,13 +179,17 @@ def _drive(parser: Parser, options: argparse.Namespace, user_path: Sequence[str]
         drive = driver_of(parser, options, user_path, job.in_copy)
     except (ValueError, TypeError, OSError) as error:
         parser.error(str(error))  # it says what to write into the script
-    if options.wait:
-        workers = options.gpus or sum(host.slots or 1 for host in hosts)
-        scaling = ScalingConfig(num_workers=workers, use_gpu=bool(options.gpus))
-        with in_queue(options, hosts, scaling, stem_of(options.target or options.module[0]), job) as (_, hostfile, _):
-            options.hosts, options.hostfile = None, hostfile
-            drive()
-    else:
+    with ExitStack() as stack:
+        if options.wait:
+            workers = options.gpus or sum(host.slots or 1 for host in hosts)
+            scaling = ScalingConfig(num_workers=workers, use_gpu=bool(options.gpus))
+            place = in_queue(options, hosts, scaling, stem_of(options.target or options.module[0]), job)
+            try:
+                _, options.hostfile, _ = stack.enter_context(place)
+            except (DistrainError, KeyboardInterrupt) as error:
+                show_error(error)
+                return exit_code_of(error)
+            options.hosts = None
         drive()
     return 0
 
@@ -207,7 +212,7 @@ def _run_for_programs(work: Work, scaling: ScalingConfig, run: RunConfig, *, sys
     with open(os.dup(1), "wb") as own:
         os.dup2(2, 1)
         try:
-            run_work(work, scaling, replace(run, callbacks=[beginning]), sys_path=sys_path)
+            run_work(work, scaling, replace(run, callbacks=[*(run.callbacks or ()), beginning]), sys_path=sys_path)
         except BaseException as raised:
             error = raised
             raise
