@@ -76,9 +76,11 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
 
         return run_command(["--check", *rest] if command == "check" else rest, user_path, prog=f"distrain {command}")
     if command in ("submit", JOB):
-        from distrain.cli.submitting import run_job, run_submit
+        from distrain.cli.submitting import receive_job, run_job, run_submit
 
-        return _run(command, partial(run_job, rest[0]) if command == JOB else partial(run_submit, rest, user_path))
+        if command == JOB and rest[0] != "-":
+            return run_job(Path(rest[0]))
+        return _run("submit", receive_job if command == JOB else partial(run_submit, rest, user_path))
     if command == "drill":
         from distrain.cli.drilling import run_drill
 

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 _KEPT_S = 7 * 86400.0
 """Seconds for which the directory of a job is kept after its end."""
-_SSH_FAILED = 255
+_PROJECT = "project-"
+"""The beginning of the names of directories with projects that other hosts have sent."""
 _PLACES = ("--on-host", "--hosts", "--hostfile")
 _LEFT_OUT = ("SSH_", "TMUX", "STY", "DISPLAY", "WINDOWID")
 """Beginnings of the names of variables that belong to a terminal."""
@@ -51,6 +52,7 @@ def run_submit(arguments: Sequence[str], user_path: Sequence[str]) -> int:
     """Put a job into the queue, and return. Raise SystemExit for a wrong command line."""
     parser = make_parser("distrain submit")
     options = parse(parser, arguments)
+    _delete_old()
     if options.resume and options.target is None and options.module is None:
         return _resume_all()
     if options.on_host:
@@ -75,7 +77,7 @@ def run_submit(arguments: Sequence[str], user_path: Sequence[str]) -> int:
     facts = {
         "name": name,
         "token": token,
-        "arguments": [word for word in arguments if word != "--resume"],
+        "arguments": _without(options, arguments, flag="--resume"),
         "directory": os.getcwd(),
         "path": list(user_path),
         "environment": {key: value for key, value in os.environ.items() if not key.startswith(_LEFT_OUT)},
@@ -97,11 +99,8 @@ def _jobs() -> Path:
 # -- the process of a job --------------------------------------------------------------------------------------------
 
 
-def run_job(given: str) -> int:
-    """Wait in the queue and train, as the process of a job. given: its directory; ``-``: submit what stdin has."""
-    if given == "-":
-        return _receive()
-    folder = Path(given)
+def run_job(folder: Path) -> int:
+    """Wait in the queue and train, as the process of a job. folder: its directory."""
     facts = json.loads((folder / "job.json").read_text())
     os.environ.clear()
     os.environ.update(facts["environment"])
@@ -110,25 +109,33 @@ def run_job(given: str) -> int:
     with open(folder / "lock", "w") as held:
         lock(held.fileno(), fcntl.LOCK_EX)
         sys.argv = ["distrain", "run", *facts["arguments"]]
-        code = run_command(
-            ["--wait", f"--name={facts['name']}", *facts["arguments"]], facts["path"], prog="distrain run", job=job
-        )
-        if job.how != "stopped":  # as by a machine that shuts down
-            write_atomically(folder / "ended", f"{code}\n".encode())
-    return code
+        try:
+            return run_command(
+                ["--wait", f"--name={facts['name']}", *facts["arguments"]], facts["path"], prog="distrain run", job=job
+            )
+        finally:
+            if job.how != "stopped":  # as by a machine that shuts down
+                (folder / "ended").touch()
 
 
 def _resume_all() -> int:
     """Start the jobs of this machine again that have neither ended nor a process."""
-    for folder in sorted(_jobs().glob("*")):
-        ended = folder / "ended"
-        if ended.exists():
-            if time.time() - ended.stat().st_mtime > _KEPT_S:
-                shutil.rmtree(folder, ignore_errors=True)
-        elif (folder / "job.json").exists() and not is_locked(folder / "lock"):
+    for facts in sorted(_jobs().glob("*/job.json")):
+        folder = facts.parent
+        if not (folder / "ended").exists() and not is_locked(folder / "lock"):
             told = start_detached(folder)
             echo(f"{folder.name[:-9]} continues{f'; {told}' if told else ''}")
     return 0
+
+
+def _delete_old() -> None:
+    """Delete the directories of jobs that ended long ago, and the projects in which other hosts have sent them."""
+    for ended in _jobs().glob("*/ended"):
+        if time.time() - ended.stat().st_mtime > _KEPT_S:
+            folder = json.loads((ended.parent / "job.json").read_text())["directory"]
+            sent = Path(os.path.relpath(folder, state_folder())).parts[0]
+            for path in (ended.parent, *([state_folder() / sent] if sent.startswith(_PROJECT) else [])):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 # -- on another host -------------------------------------------------------------------------------------------------
@@ -138,12 +145,13 @@ def _send(options: argparse.Namespace, arguments: Sequence[str], user_path: Sequ
     """Have another host submit the job, from a copy of the project. Return the exit code of ``submit`` there."""
     hosts = hosts_of(ScalingConfig(hosts=options.hosts, hostfile=options.hostfile), os.environ)
     (spec,) = [one for one in hosts if one.name == options.on_host] or parse_hosts(options.on_host, "--on-host")
-    queue = os.environ.get(QUEUE, "").removeprefix(f"ssh://{options.on_host}")
+    queue, here = os.environ.get(QUEUE, ""), f"ssh://{options.on_host}/"
     passed = {name: value for name, value in os.environ.items() if name.startswith("DISTRAIN_")}
+    queue = f"/{queue.removeprefix(here)}" if queue.startswith(here) else queue
     facts = {
-        "arguments": _without_places(options, arguments),
+        "arguments": _without(options, arguments, *_PLACES),
         "directory": os.getcwd(),
-        "environment": {**passed, QUEUE: queue, LOGIN: options.on_host},
+        "environment": {**passed, QUEUE: queue, LOGIN: options.on_host, "DISTRAIN_HOSTS": "", "DISTRAIN_HOSTFILE": ""},
         "hostfile": "".join(f"{as_line(host)}\n" for host in hosts) if hosts != (HostSpec(),) else "",
     }
     files = [options.target] if options.target and os.path.isfile(options.target) else []
@@ -156,13 +164,11 @@ def _send(options: argparse.Namespace, arguments: Sequence[str], user_path: Sequ
         archive.addfile(_entry("submit.json", len(data)), io.BytesIO(data))
         for file in project.files:
             archive.add(file.path, f"code{file.path}")
-    python = spec.python or sys.executable
-    remote = process.spawn(
-        by_ssh(spec, ssh_args_of(ScalingConfig(), os.environ)).argv([python, "-m", "distrain", "job", "-"])
-    )
+    transport = by_ssh(spec, ssh_args_of(ScalingConfig(), os.environ))
+    remote = process.spawn(transport.argv([spec.python or sys.executable, "-m", "distrain", "job", "-"]))
     said, _ = remote.communicate(parcel.getvalue())
     sys.stdout.write(said.decode(errors="replace"))
-    if remote.returncode == _SSH_FAILED:
+    if remote.returncode == transport.failed_code:
         echo(f"distrain submit: error: {options.on_host} cannot be reached", sys.stderr)
     elif remote.returncode:
         echo(f"distrain submit: error: {options.on_host} has not taken the job; install distrain there", sys.stderr)
@@ -175,24 +181,25 @@ def _entry(name: str, size: int) -> tarfile.TarInfo:
     return entry
 
 
-def _without_places(options: argparse.Namespace, arguments: Sequence[str]) -> list[str]:
-    """Return the arguments without options that name the hosts, and the one that is to submit."""
+def _without(options: argparse.Namespace, arguments: Sequence[str], *names: str, flag: str = "") -> list[str]:
+    """Return the arguments without some options and their values, and without a flag. Those of the script stay."""
     script = [options.target, *options.arguments] if options.target else ["-m", *options.module]
     own, kept = list(arguments[: len(arguments) - len(script)]), list[str]()
     while own:
         word = own.pop(0)
-        if word in _PLACES:
+        if word in names:
             own.pop(0)
-        elif not word.startswith(tuple(f"{name}=" for name in _PLACES)):
+        elif word != flag and not word.startswith(tuple(f"{name}=" for name in names)):
             kept.append(word)
     return [*kept, *script]
 
 
-def _receive() -> int:
-    """Submit a job that another host has sent."""
-    folder = Path(tempfile.mkdtemp(prefix="project-", dir=_made(state_folder())))
+def receive_job() -> int:
+    """Submit a job that another host sends to stdin."""
+    folder = Path(tempfile.mkdtemp(prefix=_PROJECT, dir=_made(state_folder())))
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2, for one, has none
+        archive.extractall(folder)  # noqa: S202 - the user themselves has sent it
     facts = json.loads((folder / "submit.json").read_text())
     os.environ.update(facts["environment"])
     if facts["hostfile"]:

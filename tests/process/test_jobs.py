@@ -148,6 +148,66 @@ def test_jobs_take_turns_also_after_one_is_killed(tmp_path: Path, distrain: Call
     assert distrain("submit", "--resume").stdout == ""
 
 
+RAY = """\
+import sys
+import ray
+from ray.train import ScalingConfig
+from ray.train.torch import TorchTrainer
+
+def train(config):
+    ray.train.report({"seen": 1})
+
+print("arguments", sys.argv[1:])
+print("metrics", TorchTrainer(train, scaling_config=ScalingConfig(num_workers=2)).fit().metrics)
+sys.exit(0)
+"""
+
+
+def test_options_of_a_script_are_its_own_and_its_end_is_that_of_the_job(
+    tmp_path: Path, distrain: Callable[..., Any]
+) -> None:
+    """Also of a script of Ray, which calls fit() itself, and whose error ends it as it does without a queue."""
+    (tmp_path / "work" / "ray_train.py").write_text(RAY)
+    (tmp_path / "work" / "bad.py").write_text(RAY.replace('{"seen": 1}', "None[0]"))
+    hosts = ("--hosts", "localhost:2", "--as-ray")
+    distrain("submit", *hosts, "--name", "good", "ray_train.py", "--resume", "--hosts", "x")
+    wait_for(distrain, "finished", "good")
+    (log,) = (tmp_path / "state" / "distrain" / "jobs").glob("good-*/console.log")
+    assert "arguments ['--resume', '--hosts', 'x']" in log.read_text()
+    assert "'seen': 1" in log.read_text()
+    distrain("submit", *hosts, "--name", "bad", "bad.py")
+    wait_for(distrain, "failed", "bad")
+    (log,) = (tmp_path / "state" / "distrain" / "jobs").glob("bad-*/console.log")
+    assert "is not subscriptable" in log.read_text()
+    alone = distrain("run", "--as-ray", "bad.py", check=False)
+    waited = distrain("run", *hosts, "--wait", "bad.py", check=False)
+    assert alone.returncode == waited.returncode == 1
+    for ran in (alone, waited):
+        assert "is not subscriptable" in ran.stderr
+        assert "start the run again with RunConfig(name=" in ran.stderr, "no option has that name"
+    assert distrain("submit", "--resume").stdout == "", "both have ended"
+
+
+def test_a_queue_that_cannot_be_read_hides_no_run(tmp_path: Path, distrain: Callable[..., Any]) -> None:
+    ran = distrain("run", "--json", "--wait", "--name", "first", "train.py", str(tmp_path / "out"), "0")
+    assert json.loads(ran.stdout)["exit_code"] == 0
+    assert jobs(distrain)["first"]["run"] == str(tmp_path / "runs" / "first")
+    (tmp_path / "file").touch()
+    broken = {"DISTRAIN_QUEUE": str(tmp_path / "file" / "queue")}
+    listed = distrain("ls", **broken)
+    assert "first" in listed.stdout
+    assert "jobs are not shown: the queue" in listed.stderr
+    assert "first: finished" in distrain("show", "fir", **broken).stdout
+
+
+def test_a_job_that_its_user_stops_does_not_come_back(tmp_path: Path, distrain: Callable[..., Any]) -> None:
+    distrain("submit", "--name", "stopped", "train.py", str(tmp_path / "out"), "300")
+    wait_until(lambda: (tmp_path / "out-0").exists(), PATIENCE_S, "the job")
+    distrain("stop", "stopped")
+    wait_for(distrain, "cancelled", "stopped")
+    assert distrain("submit", "--resume").stdout == ""
+
+
 def test_gpus_of_a_job_are_left_to_it(tmp_path: Path, distrain: Callable[..., Any]) -> None:
     """A driver without GPUs shows two, of which a job of somebody else has one."""
     driver = {"LD_LIBRARY_PATH": str(make_driver(tmp_path / "driver")), "FAKE_GPUS": "gg", "FAKE_UUID": "job-"}

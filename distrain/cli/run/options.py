@@ -84,10 +84,9 @@ def make_parser(prog: str = "python -m distrain.launch") -> parsers.Parser:
     add_options_of(FailureConfig, parser.add_argument_group("failures and time limits").add_argument)
     reported = "checkpoints that are reported with distrain.report()"
     add_options_of(CheckpointConfig, parser.add_argument_group(reported).add_argument)
-    add = parser.add_argument_group("for checks and programs").add_argument
-    add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
-    add("--deep", action="store_true", help="as --check, but also send bytes between all slots, and compare them")
-    add("--json", action="store_true", help="write a JSON object at the end; other output goes to stderr")
+    parser.set_defaults(check=False, deep=False, json=False)
+    if not submits:
+        _add_options_for_programs(parser.add_argument_group("for checks and programs").add_argument)
     _add_target(parser)
     if prog.endswith(" check"):
         parser.description, parser.epilog = _CHECK, None
@@ -146,6 +145,12 @@ def _add_queue_options(add: Callable[..., object], *, submits: bool) -> None:
     add("--time", type=parsers.seconds, metavar="TIME", help=time)
     add("--after", action="append", default=[], metavar="JOB", help="start when this job has ended, however it ends")
     add("--force", action="store_true", help="also use GPUs that belong to jobs of the queue")
+
+
+def _add_options_for_programs(add: Callable[..., object]) -> None:
+    add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
+    add("--deep", action="store_true", help="as --check, but also send bytes between all slots, and compare them")
+    add("--json", action="store_true", help="write a JSON object at the end; other output goes to stderr")
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import tempfile
 import time
 import uuid
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from platform import node
 from typing import TYPE_CHECKING
 
 from distrain.api.config import RunConfig, ScalingConfig
-from distrain.api.observer import Fact, Observer, RunBegan
+from distrain.api.observer import Fact, Observer, RunBegan, Stopping
 from distrain.coordinator.connection.choice import transports_for
 from distrain.coordinator.run.errors import exit_code_of
 from distrain.coordinator.run.facts import without_secrets
@@ -24,6 +23,8 @@ from distrain.jobs.desk import Ticket
 from distrain.jobs.waiter import Waiter, open_desk, tickets_in
 from distrain.storage.runs.listing import folders_in, storage_at
 from distrain.system.log import say
+from distrain.system.scratch import temporary_directory
+from distrain.system.text import BY_COMMAND
 
 if TYPE_CHECKING:
     import argparse
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from distrain.hosts.hostfile import HostSpec
 
 _RETRY_S = 5.0
-_HOW = {0: "finished", 130: "cancelled", 143: "stopped", 129: "stopped"}
+_HOW: dict[object, str] = {0: "finished", 130: "cancelled", 143: "stopped", 129: "stopped"}
 """How a job has ended, by exit code; others have failed. A machine that shuts down stops it."""
 
 
@@ -53,17 +54,21 @@ class Job:
         return copy if self.code and os.path.exists(copy) else path
 
 
-class _Beginning(Observer):
-    """It notes the run directory in the ticket."""
+class _Watcher(Observer):
+    """It notes the run directory in the ticket, and what has stopped the run."""
 
-    hears = (RunBegan,)
+    hears = (RunBegan, Stopping)
+    stopped_by = ""
 
     def __init__(self, waiter: Waiter) -> None:
         self._waiter = waiter
 
     def hear(self, fact: Fact) -> None:
-        assert isinstance(fact, RunBegan)
-        self._waiter.began(fact.location)
+        match fact:
+            case RunBegan(location=location):
+                self._waiter.began(location)
+            case Stopping(reason):
+                self.stopped_by = reason
 
 
 def take_gpus(options: argparse.Namespace) -> None:
@@ -133,17 +138,18 @@ def in_queue(
     Raises StorageError, LaunchError or ResourcesError if it cannot wait, KeyboardInterrupt if it is cancelled.
     """
     waiter = enter_queue(options, hosts, scaling, stem, job.token)
-    error: BaseException | None = None
+    error, watcher = None, _Watcher(waiter)
     try:
         lines = [as_line(host) for host in waiter.wait()]
-        with tempfile.TemporaryDirectory(prefix="distrain-job-") as folder:
+        with temporary_directory("job-") as folder:
             file = Path(folder, "hostfile")
             file.write_text("\n".join(lines))
-            yield waiter.ticket.name, str(file), _Beginning(waiter)
+            yield waiter.ticket.name, str(file), watcher
     except BaseException as raised:
         error = raised
         raise
     finally:
-        was_asked = waiter.is_cancelled or "stopped by distrain stop" in str(error)
-        job.how = "cancelled" if was_asked else _HOW.get(exit_code_of(error), "failed")
+        is_cancelled = waiter.is_cancelled or watcher.stopped_by == BY_COMMAND
+        code = (error.code or 0) if isinstance(error, SystemExit) else exit_code_of(error)
+        job.how = "cancelled" if is_cancelled else _HOW.get(code, "failed")
         waiter.end(job.how, str(error).partition("\n")[0] if job.how == "failed" else "")
