@@ -15,6 +15,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 _KEPT_S = 7 * 86400.0
 """Seconds for which the directory of a job is kept after its end."""
+_REFUSED = 2
+"""The exit code of a command line that distrain refuses, and says why."""
 _PROJECT = "project-"
 """The beginning of the names of directories with projects that other hosts have sent."""
 _PLACES = ("--on-host", "--hosts", "--hostfile")
@@ -130,12 +133,12 @@ def _resume_all() -> int:
 
 def _delete_old() -> None:
     """Delete the directories of jobs that ended long ago, and the projects in which other hosts have sent them."""
-    for ended in _jobs().glob("*/ended"):
-        if time.time() - ended.stat().st_mtime > _KEPT_S:
-            folder = json.loads((ended.parent / "job.json").read_text())["directory"]
-            sent = Path(os.path.relpath(folder, state_folder())).parts[0]
-            for path in (ended.parent, *([state_folder() / sent] if sent.startswith(_PROJECT) else [])):
-                shutil.rmtree(path, ignore_errors=True)
+    for facts in _jobs().glob("*/job.json"):
+        with suppress(OSError, ValueError, KeyError):  # it has not ended, or was not written completely
+            if time.time() - facts.with_name("ended").stat().st_mtime > _KEPT_S:
+                sent = Path(os.path.relpath(json.loads(facts.read_text())["directory"], state_folder())).parts[0]
+                for path in (facts.parent, *([state_folder() / sent] if sent.startswith(_PROJECT) else [])):
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 # -- on another host -------------------------------------------------------------------------------------------------
@@ -170,8 +173,8 @@ def _send(options: argparse.Namespace, arguments: Sequence[str], user_path: Sequ
     sys.stdout.write(said.decode(errors="replace"))
     if remote.returncode == transport.failed_code:
         echo(f"distrain submit: error: {options.on_host} cannot be reached", sys.stderr)
-    elif remote.returncode:
-        echo(f"distrain submit: error: {options.on_host} has not taken the job; install distrain there", sys.stderr)
+    elif remote.returncode not in (0, _REFUSED):
+        echo(f"distrain submit: error: {options.on_host} cannot run distrain: install it there", sys.stderr)
     return remote.returncode
 
 
@@ -197,16 +200,20 @@ def _without(options: argparse.Namespace, arguments: Sequence[str], *names: str,
 def receive_job() -> int:
     """Submit a job that another host sends to stdin."""
     folder = Path(tempfile.mkdtemp(prefix=_PROJECT, dir=_made(state_folder())))
-    with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2, for one, has none
-        archive.extractall(folder)  # noqa: S202 - the user themselves has sent it
-    facts = json.loads((folder / "submit.json").read_text())
-    os.environ.update(facts["environment"])
-    if facts["hostfile"]:
-        (folder / "hostfile").write_text(facts["hostfile"])
-        os.environ["DISTRAIN_HOSTFILE"] = str(folder / "hostfile")
-    os.chdir(_made(Path(f"{folder}/code{facts['directory']}")))
-    return run_submit(facts["arguments"], sys.path)
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder)  # unless the job is taken
+        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2, for one, has none
+            archive.extractall(folder)  # noqa: S202 - the user themselves has sent it
+        facts = json.loads((folder / "submit.json").read_text())
+        os.environ.update(facts["environment"])
+        if facts["hostfile"]:
+            (folder / "hostfile").write_text(facts["hostfile"])
+            os.environ["DISTRAIN_HOSTFILE"] = str(folder / "hostfile")
+        os.chdir(_made(Path(f"{folder}/code{facts['directory']}")))
+        code = run_submit(facts["arguments"], sys.path)
+        stack.pop_all()
+    return code
 
 
 def _made(folder: Path) -> Path:
