@@ -6,6 +6,7 @@ The console hears here what the run tells :mod:`distrain.coordinator.attached`.
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import sys
 import time
@@ -21,12 +22,13 @@ from distrain.cli.text import echo
 from distrain.console.live_console import TerminalConsole
 from distrain.console.run_console import RunConsole
 from distrain.coordinator.attached import VERSIONS, views_in
-from distrain.coordinator.requests import ATTACH, REQUEST_TIMEOUT_S, belongs_to_me
+from distrain.coordinator.requests import ATTACH, REQUEST_TIMEOUT_S
 from distrain.coordinator.run.error_screen import show_error
 from distrain.decisions.run_status import RunStatus
 from distrain.storage.runs.listing import FINISHED, NoSuchRun, Run, run_at
 from distrain.system.consoles import Footer, console_threads
 from distrain.system.log import say
+from distrain.system.process import user_of_peer
 
 if TYPE_CHECKING:
     import argparse
@@ -63,7 +65,7 @@ def run_attach(options: argparse.Namespace) -> int:
 
 def _show_console(run: Run, channel: Channel) -> bool:
     """Show the console of a run. Return True once the run has ended, False if only the connection has."""
-    if not belongs_to_me(channel):
+    if user_of_peer(channel.read_fd) != os.geteuid():
         raise NoSuchRun(f"{run.name} belongs to another user, who alone can attach to it")
     channel.queue(wire.Ask(attempt=0, rank=0, what=ATTACH, body=VERSIONS.encode()))
     views, is_over = views_in(channel.wait(REQUEST_TIMEOUT_S)), False

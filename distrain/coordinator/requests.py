@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import weakref
 from dataclasses import dataclass
 from functools import partial
@@ -121,13 +120,6 @@ def connect(paths: RunPaths) -> Channel:
         connection.connect(str(folder / paths.requests.name))
         fd = connection.detach()
     return Channel(fd, fd)
-
-
-def belongs_to_me(run: Channel) -> bool:
-    """Return whether the process at the other end is one of this user."""
-    with socket.socket(fileno=os.dup(run.read_fd)) as connection:
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # pid, uid, gid
-    return int.from_bytes(credentials[4:8], sys.byteorder) == os.getuid()
 
 
 def ask(run: Channel, what: str, *, rank: int = 0, **fields: Any) -> str:

@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from distrain.system.process import user_of_peer
 from distrain.system.text import count
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class Claims:
     def answer(self, asked: socket.socket) -> None:
         """Tell who asks whose the claims are. A process of the same user gets copies of them."""
         with asked.accept()[0] as asker:
-            _, user, _ = memoryview(asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)).cast("i")
-            copies = [one.fileno() for one in self.sockets] if user == os.geteuid() else []
+            is_own = user_of_peer(asker.fileno()) == os.geteuid()
+            copies = [one.fileno() for one in self.sockets] if is_own else []
             with suppress(OSError):  # it has not waited
                 socket.send_fds(asker, [self._label], copies[:_MOST_COPIES])
 

@@ -192,6 +192,15 @@ def describe(argv: Sequence[str]) -> str:
     return text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]} ..."
 
 
+def user_of_peer(fd: int) -> int:
+    """Return the user of the process at the other end of a Unix socket, when it connected or began to listen."""
+    import socket  # few processes need it
+
+    with socket.socket(fileno=os.dup(fd)) as connection:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # pid, uid, gid
+    return int.from_bytes(credentials[4:8], sys.byteorder)
+
+
 # -- open files ------------------------------------------------------------------------------------------------------
 
 _usual_open_files: tuple[int, int] | None = None

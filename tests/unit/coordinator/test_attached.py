@@ -29,7 +29,7 @@ from distrain.api.result import Result
 from distrain.console.footer import footer
 from distrain.coordinator.attached import VERSIONS, Attached, views_in
 from distrain.coordinator.observers import Observers
-from distrain.coordinator.requests import ATTACH, belongs_to_me
+from distrain.coordinator.requests import ATTACH
 from distrain.decisions.health.standstills import Hang, Stand
 from distrain.decisions.run_status import RunStatus
 from distrain.hosts.troubles import Trouble
@@ -37,6 +37,7 @@ from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.commit import CommittedCheckpoint
 from distrain.storage.runs.listing import NoSuchRun
 from distrain.system.log import say, warn
+from distrain.system.process import user_of_peer
 from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:
@@ -227,8 +228,17 @@ def test_another_version_is_refused(attached: Attached) -> None:
         views_in([refusal])
 
 
-def test_the_owner_of_the_other_end_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_owner_of_the_other_end_is_known(tmp_path: Path) -> None:
     ours, _ = channels()
-    assert belongs_to_me(ours)
-    monkeypatch.setattr(os, "getuid", lambda: 12345)
-    assert not belongs_to_me(ours)
+    assert user_of_peer(ours.read_fd) == os.geteuid()
+    if os.geteuid() != 0:
+        return
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        os.seteuid(65534)  # a socket belongs to the user who has called listen()
+        try:
+            listener.bind("\0distrain-test-" + tmp_path.name)
+            listener.listen()
+        finally:
+            os.seteuid(0)
+        client.connect("\0distrain-test-" + tmp_path.name)
+        assert user_of_peer(client.fileno()) == 65534
