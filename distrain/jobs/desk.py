@@ -46,7 +46,7 @@ class Ticket:
     command: its script, with its arguments. host: the machine of its waiter; login: its name for ssh, if that differs.
     state: ``waiting``, ``running`` or ``ended``. how: it has ended. why: it still waits. begins: when that will end, if
         that is known.
-    units: what it has: names of GPUs or slots, by host.
+    units: what it has: names of GPUs or slots, by host. reserved: what is kept for it while it waits, likewise.
     looks: by host: what this waiter has seen there (:meth:`~distrain.jobs.side.Side.look`), and when (``at``).
     run: its run directory. token: tells it from others of the same name.
     silent_s: seconds since the last sign of life.
@@ -72,6 +72,7 @@ class Ticket:
     began: float = 0.0
     ended: float = 0.0
     units: dict[str, list[str]] = field(default_factory=dict)
+    reserved: dict[str, list[str]] = field(default_factory=dict)
     looks: dict[str, dict[str, Any]] = field(default_factory=dict)
     run: str = ""
     token: str = ""

@@ -5,8 +5,8 @@ ends before, by what its user says it takes. So a small job may go first, but de
 backfilling (Mu'alem and Feitelson, IEEE Transactions on Parallel and Distributed Systems 12(6), 2001). A job of unknown
 length may end at any moment: what it has counts as free right now for reservations, and it never gets what is reserved.
 
-Each waiter decides anew every few seconds. So choices depend as little as possible on what others do in the meantime: a
-job that goes before must not have a bigger one choose other units than those that were kept free for it.
+Each waiter decides anew every few seconds, and then keeps what it had reserved as long as nothing is free sooner: a job
+that goes before must not have a bigger one choose other units, which others count on.
 
 Pure: no I/O, no clock. Runs in: waiter, commands.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from distrain.jobs.desk import DAY_S
@@ -45,11 +45,15 @@ class _Unit:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The decision about a waiting job: the units that it gets now, or why it waits, and when it begins, if known."""
+    """The decision about a waiting job.
+
+    units: those that it gets now. why: it waits. begins: when it will get what is ``reserved``; None if unknown.
+    """
 
     units: Units | None
     why: str = ""
     begins: float | None = None
+    reserved: Units = field(default_factory=dict)
 
 
 def used_by(tickets: Iterable[Ticket], now: float) -> Counter[str]:
@@ -104,7 +108,7 @@ def _turn(job: Ticket, units: Sequence[_Unit], now: float) -> Turn:
     end = now + job.expected_s if job.expected_s else math.inf
     free = [unit for unit in units if unit.free_at == 0.0]
     sizes = Counter(unit.host for unit in units)
-    if (found := _fit(job, [unit for unit in free if end <= unit.reserved_at], sizes)) is not None:
+    if (found := _choose(job, [unit for unit in free if end <= unit.reserved_at], sizes)) is not None:
         for unit in found:
             unit.free_at, unit.since = (end if math.isfinite(end) else now), now
         return Turn(_by_host(found))
@@ -112,11 +116,17 @@ def _turn(job: Ticket, units: Sequence[_Unit], now: float) -> Turn:
     # First what jobs have that began before this one came, then what is free, then what others got in the meantime.
     unreserved.sort(key=lambda unit: 1 if unit.free_at == 0.0 else 0 if unit.since < job.submitted else 2)
     for moment in sorted({max(unit.free_at, now) for unit in unreserved}):
-        if (found := _fit(job, [unit for unit in unreserved if unit.free_at <= moment], sizes)) is not None:
+        if (found := _choose(job, [unit for unit in unreserved if unit.free_at <= moment], sizes)) is not None:
             for unit in found:
                 unit.reserved_at = moment
-            return Turn(None, _shortage(job, free), moment if moment > now else None)
+            return Turn(None, _shortage(job, free), moment if moment > now else None, _by_host(found))
     return Turn(None, _shortage(job, free))
+
+
+def _choose(job: Ticket, units: Sequence[_Unit], sizes: Mapping[str, int]) -> list[_Unit] | None:
+    """Choose units for a job: those that it has reserved, if they are among these. Return None if there are too few."""
+    own = [unit for unit in units if unit.name in job.reserved.get(unit.host, ())]
+    return own if len(own) == job.size else _fit(job, units, sizes)
 
 
 def _fit(job: Ticket, units: Sequence[_Unit], sizes: Mapping[str, int]) -> list[_Unit] | None:

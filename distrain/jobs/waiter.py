@@ -218,7 +218,7 @@ class Waiter:
             if turn.units is None or not self._claim(turn.units):
                 self._note(turn)
                 return None
-            self._write(state="running", began=self._desk.now(), units=turn.units, why="", begins=None)
+            self._write(state="running", began=self._desk.now(), units=turn.units, why="", begins=None, reserved={})
             return turn.units
 
     def _turns(self, tickets: Mapping[str, Ticket], *, is_hopeful: bool = False) -> dict[str, Turn]:
@@ -289,8 +289,9 @@ class Waiter:
         """Note why the job waits."""
         problems = [look["problem"] for look in self.ticket.looks.values() if "problem" in look]
         why = "; ".join([turn.why or "others were faster", *problems])
-        if (why, turn.begins) != (self.ticket.why, self.ticket.begins) or self._links:  # with these, it has looked
-            self._write(why=why, begins=turn.begins)
+        noted = replace(self.ticket, why=why, begins=turn.begins, reserved=turn.reserved)
+        if noted != self.ticket or self._links:  # with these, it has looked
+            self._write(why=why, begins=turn.begins, reserved=turn.reserved)
 
     # -- the end --------------------------------------------------------------------------------------------------
 

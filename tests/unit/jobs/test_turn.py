@@ -62,7 +62,7 @@ class Play:
         """Do what a waiter does. Return whether it has begun."""
         job = self.tickets[name]
         if found.units is None:
-            self.tickets[name] = replace(job, begins=found.begins)
+            self.tickets[name] = replace(job, begins=found.begins, reserved=found.reserved)
             return False
         end = self.now + self.lengths[name]
         for host, names in found.units.items():
@@ -158,6 +158,8 @@ def test_nobody_is_delayed_by_those_who_come_later(seed: int, knows: float) -> N
             play.now += POLL_S
             play.end_those_whose_time_is_over()
             order = list(play.turns())
+            for name, turn in play.turns().items():  # a job that has come in this moment has no promise yet
+                play.tickets[name] = replace(play.tickets[name], reserved=turn.reserved)
             promises = {name: turn.begins for name, turn in play.turns().items()}
             if order and order[0] != first:
                 first, ran = order[0], {name for name, job in play.tickets.items() if job.state == "running"}
